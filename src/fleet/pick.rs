@@ -16,6 +16,7 @@ use super::pool::PoolState;
 use super::replica::Replica;
 use crate::admission::TurnOnDrop;
 use crate::clock::Stamp;
+use crate::config::EngineKind;
 use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::record::{DecisionSummary, TokenCounts, Ways};
 use crate::request::prompt_size::PromptSize;
@@ -54,6 +55,15 @@ impl Pick {
         self.assignment.first_token(now);
         self.replica.succeeded(now);
         self.pool.queue.turn();
+    }
+
+    /// The engine began to answer, though it holds the text back: its prompt is computed.
+    pub fn begun(&mut self, at: Stamp) {
+        if matches!(self.pool.config().engine, EngineKind::Vllm | EngineKind::RayServe)
+            && self.assignment.first_token(at)
+        {
+            self.pool.queue.turn();
+        }
     }
 
     /// Content events that have come by now, of `choices` choices.

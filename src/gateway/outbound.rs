@@ -4,6 +4,8 @@
 //! migration can fly one after the exchange is over. Dropping it closes the connection and releases the load.
 
 use std::borrow::Cow;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -256,7 +258,18 @@ impl Flight {
     /// # Errors
     /// [`AttemptError`], as [`UpstreamAttempt::send`].
     pub async fn land(&mut self) -> Result<UpstreamResponse, AttemptError> {
-        let landed = self.attempt.send(&mut self.times).await;
+        let Self { attempt, times, active, .. } = self;
+        let mut send = pin!(attempt.send(times));
+        let landed = poll_fn(|cx| {
+            let landed = send.as_mut().poll(cx);
+            if let Some(ActiveAttempt { pick, watch }) = active
+                && let Some(at) = watch.begun()
+            {
+                pick.begun(at);
+            }
+            landed
+        })
+        .await;
         self.has_landed = true;
         landed
     }

@@ -315,6 +315,9 @@ impl StreamReader {
         if has_moved {
             self.watch.progressed(now);
         }
+        if !(had_content || has_content) && self.scanner.state().has_begun() {
+            self.watch.begins(now);
+        }
         if is_done {
             self.watch.only_body_left(now);
         }

@@ -119,6 +119,15 @@ impl StreamState {
         matches!(self.dialect, Dialect::Chat | Dialect::Completions | Dialect::Audio) && !self.has_reasons()
     }
 
+    /// Whether its engine has begun to answer, with text or without: vLLM names the role when the first token is there.
+    pub fn has_begun(&self) -> bool {
+        match self.dialect {
+            Dialect::Chat | Dialect::Completions => !self.choices.is_empty(),
+            Dialect::Messages => self.answer.id.is_some(),
+            _ => false,
+        }
+    }
+
     /// Whether every choice has its finish reason and nothing can follow. A transcription has one for each piece of its audio.
     pub fn is_finished(&self) -> bool {
         self.dialect != Dialect::Audio && self.has_reasons()

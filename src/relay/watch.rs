@@ -55,6 +55,8 @@ pub struct StreamWatch {
     deadlines: StreamDeadlines,
     /// For how long the gateway stood still at most meanwhile, in nanoseconds.
     stood_still: AtomicU64,
+    /// When its engine began an answer of which it holds the text back.
+    begun: AtomicStamp,
 }
 
 /// Deadlines of one stream.
@@ -127,6 +129,18 @@ impl StreamWatch {
         self.restart_silence(now);
         self.is_decoding.store(true, Ordering::Release);
         self.vitals.answered(now);
+    }
+
+    /// Its engine began to answer, and holds the text back.
+    pub fn begins(&self, now: Stamp) {
+        if self.deadlines.may_be_silent && self.begun().is_none() {
+            self.begun.store(now);
+        }
+    }
+
+    /// See [`Self::begins`].
+    pub fn begun(&self) -> Option<Stamp> {
+        Some(self.begun.load()).filter(|at| *at != Stamp::default())
     }
 
     /// The stream's own end came. Its body gets [`QUIET`] to end, too, so that its connection can be used again.
@@ -293,6 +307,7 @@ impl Watchdog {
             wants_flush: AtomicBool::new(false),
             is_told: AtomicBool::new(false),
             stood_still: AtomicU64::new(0),
+            begun: AtomicStamp::new(Stamp::default()),
             expiry: OnceLock::new(),
             waker: AtomicWaker::new(),
         });

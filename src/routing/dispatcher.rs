@@ -344,16 +344,19 @@ impl Assignment {
     }
 
     /// The first token came: the prompt is computed, and the wait for it is an observation as soon as the answer has told how much
-    /// of the prompt was cached.
-    pub fn first_token(&mut self, now: Stamp) {
+    /// of the prompt was cached. Further calls do nothing, and return false.
+    pub fn first_token(&mut self, now: Stamp) -> bool {
+        if !self.load.first_token(now) && !self.is_past_engine() {
+            return false;
+        }
         self.dispatcher.answered(now);
-        self.load.first_token(now);
         if let Some(announced) = &mut self.announced {
             announced.first_token(now);
         }
         if let Some(predicted) = self.decision.predicted_ttft.filter(|_| self.is_timed()) {
             self.dispatcher.model.compare(self.decision.slot, predicted, now.since(self.at()));
         }
+        true
     }
 
     /// The request was not sent there after all: what the replica did not have of its prompt it does not have.

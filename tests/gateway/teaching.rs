@@ -50,6 +50,32 @@ fn messages(text: &str) -> String {
     format!(r#"{{"model":"tiny","messages":[{{"role":"user","content":"{text}"}}]}}"#)
 }
 
+#[tokio::test]
+async fn a_prompt_is_computed_when_the_engine_names_the_role_whatever_text_it_holds_back() {
+    let replica = Replica::start().await;
+    let gateway = Gateway::start(by_latency(&[&replica])).await;
+    let waiting = || gateway.replicas()[0].inflight_prompt_tokens;
+    for (more, is_computed) in [(r#","tools":[{"type":"function"}]"#, true), ("", false)] {
+        let gate = Gate::new();
+        let held = [wire::sse_head(), wire::event(wire::ROLE), Step::Wait(gate.clone())];
+        let rest = [wire::content("x").as_str(), wire::FINISH, wire::DONE].map(wire::event);
+        replica.next([held.to_vec(), rest.to_vec(), vec![Step::End]].concat());
+        let expected = replica.count() + 1;
+        let body =
+            format!(r#"{{"model":"tiny","stream":true,"messages":[{{"role":"user","content":"x"}}]{more}}}"#);
+        let mut client = gateway.sent(CHAT, &body).await;
+        replica.got(expected).await;
+        if is_computed {
+            until("its prompt is computed", || waiting() == 0).await;
+        } else {
+            assert!(waiting() > 0);
+        }
+        gate.cancel();
+        assert!(client.reply().await.body.is_complete);
+        gateway.idle().await;
+    }
+}
+
 async fn transcribe(gateway: &Gateway) {
     let mut client = gateway.client().await;
     let body = "--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\ntiny\r\n--b--\r\n";

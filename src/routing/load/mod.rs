@@ -298,16 +298,17 @@ impl LoadGuard {
         guard
     }
 
-    /// The first token came: the prompt is computed. Further calls do nothing.
-    pub fn first_token(&mut self, now: Stamp) {
+    /// The first token came: the prompt is computed. Further calls do nothing, and return false.
+    pub fn first_token(&mut self, now: Stamp) -> bool {
         if !std::mem::take(&mut self.is_awaiting) {
-            return;
+            return false;
         }
         let mut ledger = self.load.ledger.lock();
         let computed = ledger.first_token(self.id, now, &self.progress);
         self.load.publish(&ledger);
         drop(ledger);
         computed.iter().for_each(|placement| self.load.release(placement));
+        true
     }
 
     /// The engine told what it computed of the prompt.

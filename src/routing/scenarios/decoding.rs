@@ -60,7 +60,9 @@ fn a_long_prompt_goes_where_the_fewest_streams_stand_still_for_it() {
     let mut fleet = Fleet::experienced(2);
     let stream = Placement { at: fleet.now, is_stream: true, ..Placement::default() };
     let mut there: Vec<_> = (0..6).map(|_| LoadGuard::reserve(&fleet.targets[0].load, stream)).collect();
-    there.iter_mut().for_each(|guard| guard.first_token(fleet.now));
+    for guard in &mut there {
+        guard.first_token(fleet.now);
+    }
     // Some of the prompt is cached where they run.
     fleet.dispatcher.index.insert(0, &Text::session(1, 0, 10).prompt());
     let whole = Text::session(1, 0, 80);

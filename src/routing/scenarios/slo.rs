@@ -32,7 +32,9 @@ impl Fleet {
         let placement = Placement { at: self.now, tpot, is_stream: true, ..Placement::default() };
         let mut guards: Vec<_> =
             (0..count).map(|_| LoadGuard::reserve(&self.targets[slot].load, placement)).collect();
-        guards.iter_mut().for_each(|guard| guard.first_token(self.now));
+        for guard in &mut guards {
+            guard.first_token(self.now);
+        }
         let last = self.now.after(ms(20 * (tokens - 1)));
         guards.iter().for_each(|guard| guard.progress(tokens, last));
         self.now = self.now.max(last);
