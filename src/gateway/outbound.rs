@@ -28,6 +28,7 @@ use crate::relay::watch::{StreamDeadlines, StreamWatch};
 use crate::request::dialect::Dialect;
 use crate::request::engine_priority::EnginePriority;
 use crate::request::pieces::Pieces;
+use crate::request::splice::Edits;
 use crate::request::trace_context::{self, Trace};
 use crate::upstream::headers::{self, Credential, EngineRank, Upstream};
 
@@ -182,6 +183,21 @@ impl Outbound<'_> {
         (!unasked.sends_usage).then_some(AskedUsage { has_several_choices, fingerprint, is_sure: true })
     }
 
+    /// The prepared body, with the name that the engines of this pool have for the model: those of the route's first may have another.
+    fn body_for(&self, pick: &Pick) -> Pieces {
+        let Self { prepared, body, .. } = self;
+        let name = prepared.route.engine_model_of(&pick.pool);
+        match name.filter(|name| prepared.model.as_ref().is_some_and(|sent| sent != name)) {
+            Some(name) => outside::edited(
+                &body.whole(),
+                self.identity.dialect,
+                &self.incoming.parts.headers,
+                Edits { model: Some(&name), ..Edits::default() },
+            ),
+            None => Pieces::clone(body),
+        }
+    }
+
     /// The upstream request: framing and headers of the gateway, the prepared body.
     pub(super) fn request(&self, pick: &Pick, span: u64) -> Request<Pieces> {
         let Identity { request_id, trace, .. } = self.identity;
@@ -199,7 +215,7 @@ impl Outbound<'_> {
                 Cow::Owned(outside::headers(&parts.headers)),
                 Cow::Owned(outside::uri(&parts.uri)),
             ),
-            None => (self.body.clone(), Cow::Borrowed(&parts.headers), Cow::Borrowed(&parts.uri)),
+            None => (self.body_for(pick), Cow::Borrowed(&parts.headers), Cow::Borrowed(&parts.uri)),
         };
         let state = trace.state.as_deref().filter(|_| outside.is_none());
         let (len, has_body) = (body.len(), !body.is_empty() || parts.method == http::Method::POST);

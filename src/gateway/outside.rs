@@ -2,6 +2,7 @@
 //! that say how to read it. Neither what the gateway writes for its own engines, nor what a client or a proxy before the gateway means for
 //! this house: cookies, keys, addresses, names of users, the query.
 
+use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Uri};
 
@@ -16,12 +17,16 @@ use crate::request::splice::{Edits, splice};
 
 /// The body for the provider, of a client with these headers. The gateway's own engines would get [`Prepared::body`].
 pub(super) fn body(prepared: &Prepared, dialect: Dialect, client: &HeaderMap, model: &str) -> Pieces {
-    let own = &prepared.held.bytes;
-    let Ok(fields) = read_fields(dialect, multipart::boundary(client), own) else {
-        return own.clone().into();
-    };
-    let ask_usage = prepared.route.config.ask_usage;
-    splice(dialect, own, &fields, Edits { model: Some(model), ask_usage, ..Edits::default() }).body
+    let edits = Edits { model: Some(model), ask_usage: prepared.route.config.ask_usage, ..Edits::default() };
+    edited(&prepared.held.bytes, dialect, client, edits)
+}
+
+/// A body with these edits; as it is where it cannot be read.
+pub(super) fn edited(body: &Bytes, dialect: Dialect, client: &HeaderMap, edits: Edits<'_>) -> Pieces {
+    match read_fields(dialect, multipart::boundary(client), body) {
+        Ok(fields) => splice(dialect, body, &fields, edits).body,
+        Err(_) => body.clone().into(),
+    }
 }
 
 /// Those of a client's headers that a provider gets.

@@ -371,6 +371,11 @@ impl RouteState {
         (engine_name != *name).then_some(engine_name)
     }
 
+    /// The name that the engines of one of its pools have for it; `None` where that is not known, or configured.
+    pub fn engine_model_of(&self, pool: &PoolState) -> Option<Arc<str>> {
+        pool.engine_name(self.config.model.named().filter(|_| self.config.upstream_model.is_none())?)
+    }
+
     /// The same for a request that named another route's model, which is not theirs in any case.
     pub fn model_in_place(&self) -> Option<Arc<str>> {
         self.engine_model().or_else(|| self.config.model.named().cloned())

@@ -289,6 +289,26 @@ async fn a_replica_that_comes_back_with_another_model_gets_nothing_and_changes_n
 }
 
 #[tokio::test]
+async fn each_pool_of_a_route_gets_its_engines_own_name_for_the_model() {
+    let (first, second) = (Replica::start().await, Replica::start().await);
+    first.lists(&listing("tiny-v1"));
+    second.lists(&listing("tiny-v2"));
+    let mut config = config::of(&[&first]);
+    config.pools.push(config::pool("second", &[&second]));
+    config.routes = vec![config::route("tiny", &[0, 1])];
+    let gateway = Gateway::start(config).await;
+    gateway.ready().await;
+    while first.count() == 0 || second.count() == 0 {
+        ask(&gateway, 1).await;
+    }
+    for (replica, name) in [(first, "tiny-v1"), (second, "tiny-v2")] {
+        for request in replica.received() {
+            assert!(request.text().contains(&format!("\"model\":\"{name}\"")), "{}", request.text());
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_pool_that_comes_back_with_another_model_altogether_answers_for_it_in_no_other_name() {
     let replica = Replica::start().await;
     let mut config = config::of(&[&replica]);
