@@ -59,7 +59,7 @@ impl Pick {
 
     /// The engine began to answer, though it holds the text back: its prompt is computed.
     pub fn begun(&mut self, at: Stamp) {
-        if matches!(self.pool.config().engine, EngineKind::Vllm | EngineKind::RayServe)
+        if matches!(self.pool.config().engine, EngineKind::Vllm | EngineKind::RayServe | EngineKind::Sglang)
             && self.assignment.first_token(at)
         {
             self.pool.queue.turn();
