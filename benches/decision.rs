@@ -162,12 +162,7 @@ fn page() -> EnginePage {
 }
 
 fn prompt(chain: &[u64], bytes: usize) -> Prompt<'_> {
-    Prompt {
-        chain,
-        block_end: &|block| 256 * (block as u64 + 1),
-        bytes: bytes as u64,
-        tokens: Tokens(bytes as u64 / 4),
-    }
+    Prompt { chain, bytes: bytes as u64, tokens: Tokens(bytes as u64 / 4) }
 }
 
 /// A quarter of it the system prompt, the rest its own.

@@ -127,12 +127,7 @@ fn decisions(app: &App, clock: Clock) -> f64 {
     let limits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
     let began = clock.now();
     for _ in 0..DECISIONS {
-        let prompt = Prompt {
-            chain: &[1, 2, 3, 4],
-            block_end: &|b| 256 * (b as u64 + 1),
-            bytes: 1024,
-            tokens: Tokens(256),
-        };
+        let prompt = Prompt { chain: &[1, 2, 3, 4], bytes: 1024, tokens: Tokens(256) };
         let ask = Ask::of(prompt, &tried);
         for pool in pools.iter().take(1) {
             let replicas = pool.replicas();

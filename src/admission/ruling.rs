@@ -200,7 +200,7 @@ mod tests {
         dispatcher.answered(at(1));
         let limits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: Some(64) };
         let policy = named(PolicyName::Latency);
-        let prompt = Prompt { chain: &[], block_end: &|_| 0, bytes: 16_000, tokens: Tokens(4000) };
+        let prompt = Prompt { bytes: 16_000, tokens: Tokens(4000), ..Prompt::default() };
         let ask = Ask::of(prompt, &tried);
         let judged = |now| dispatcher.judge(&*policy, &ask, &limits, now, std::iter::once(&target)).unwrap();
         let is_sent = |now| {

@@ -233,13 +233,8 @@ impl Prober {
         let read =
             RequestPrompt::read(dialect, &fields, &model, None, &self.pool.promised.load().seed, false);
         let chain = &read.chain;
-        let block_end = |block| chain.block_end_bytes(block);
-        let prompt = Prompt {
-            chain: chain.hashes(),
-            block_end: &block_end,
-            bytes: chain.bytes(),
-            tokens: Tokens(chain.bytes() / 4),
-        };
+        let bytes = chain.bytes();
+        let prompt = Prompt { chain: chain.hashes(), bytes, tokens: Tokens(bytes / 4) };
         self.pool.dispatcher.index.insert(self.replica.slot(), &prompt);
     }
 }

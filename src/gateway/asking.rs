@@ -125,16 +125,10 @@ impl Asking<'_> {
             request.pinned.is_none() && replicas.iter().any(|r| is_untried(r) && self.is_preferred(r, now));
         let scene = Scene { replicas, has_preferred };
         let chain = &request.prompt.chain;
-        let block_end = |block| chain.block_end_bytes(block);
         let lacks_adapter = lacks_adapter(pool, request, &scene.replicas);
         let waited = now.since(request.read);
         let whole = Ask {
-            prompt: Prompt {
-                chain: chain.hashes(),
-                block_end: &block_end,
-                bytes: chain.bytes(),
-                tokens: request.tokens,
-            },
+            prompt: Prompt { chain: chain.hashes(), bytes: chain.bytes(), tokens: request.tokens },
             session: request.session,
             slo: request.slo,
             waited,

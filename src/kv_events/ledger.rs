@@ -17,8 +17,9 @@ use super::batch::Event;
 use super::firsts::Firsts;
 use super::picture::{Change, MAX_BLOCKS, Picture};
 use crate::clock::Stamp;
+use crate::request::chain::{FINE_BLOCKS, block_end};
 use crate::routing::PrefixIndex;
-use crate::routing::prefix_index::End;
+use crate::routing::prefix_index::{BLOCK_TOKENS, End};
 use crate::routing::reports::PromptReport;
 
 /// What is known of one pool's caches.
@@ -167,7 +168,7 @@ impl Ledger {
         let marked = |at: &usize| report.chain.get(*at).and_then(|hash| index.exact.mark(*hash));
         let before = report.turn.continues.and_then(|whole| self.meanings.prompts.get(&whole));
         let mut base = before.map_or((0, 0), |known| (known.bytes, known.tokens));
-        let last = (0..report.chain.len()).rev().find_map(|at| Some((end_of(report, at), marked(&at)?)));
+        let last = (0..report.chain.len()).rev().find_map(|at| Some((block_end(at), marked(&at)?)));
         if let Some(last) = last.filter(|last| last.0 > base.0) {
             base = last;
         }
@@ -176,7 +177,7 @@ impl Ledger {
         }
         let (bytes, tokens) = ((report.bytes - base.0) as f64, f64::from(counts.prompt - base.1));
         for (at, hash) in report.chain.iter().enumerate() {
-            let end = end_of(report, at);
+            let end = block_end(at);
             if index.exact.mark(*hash).is_none() {
                 let share = (end.saturating_sub(base.0)) as f64 / bytes;
                 let count = if end >= base.0 {
@@ -301,7 +302,7 @@ impl Ledger {
             let depth = (tokens / size).max(1);
             covered = depth;
             let Some(name) = at_depth(depth) else { continue };
-            let is_coarse = at >= report.coarse_from;
+            let is_coarse = at >= FINE_BLOCKS;
             self.meanings.add(name, Link::Text { hash: *hash, is_coarse }, index);
             for (slot, picture) in &self.pictures {
                 if picture.holds(name) {
@@ -389,7 +390,7 @@ fn first_text(report: &PromptReport, size: u32, index: &PrefixIndex) -> Option<u
 /// Notes what a prompt found that shares no more than its first blocks with others.
 fn note_fork(report: &PromptReport, cached: u32, block_tokens: u32, index: &PrefixIndex) {
     let Some(block) = report.blocks.checked_sub(1).and_then(|last| report.chain.get(last)) else { return };
-    let is_near = |mark: u32| cached.abs_diff(mark) <= 2 * block_tokens.max(TEXT_BLOCK_TOKENS);
+    let is_near = |mark: u32| cached.abs_diff(mark) <= 2 * block_tokens.max(BLOCK_TOKENS as u32);
     if index.exact.mark(*block).is_some_and(is_near) {
         index.exact.set_fork(*block, cached);
     }
@@ -402,13 +403,6 @@ fn began_at(picture: &Picture, report: &PromptReport, path: &[(u64, u32)], depth
         .recent()
         .take_while(|recent| recent.at >= report.sent)
         .any(|recent| recent.name == *name && recent.run_from == depth)
-}
-
-/// The byte at which a block of a prompt's chain ends.
-fn end_of(report: &PromptReport, at: usize) -> u64 {
-    let fine = (at + 1).min(report.coarse_from) as u64;
-    let coarse = (at + 1).saturating_sub(report.coarse_from) as u64;
-    fine * FINE_BYTES + coarse * COARSE_BYTES
 }
 
 /// The last block of a prompt and its answer.
@@ -461,10 +455,6 @@ const MAX_LINKED: usize = 1 << 20;
 const MAX_LINKS: usize = 16;
 /// Events of an answer come with its end, some a moment after it.
 const LATE_EVENTS: Duration = Duration::from_millis(10);
-const TEXT_BLOCK_TOKENS: u32 = 64;
-/// Bytes of the blocks of a prefix chain.
-const FINE_BYTES: u64 = crate::request::chain::FINE_BLOCK as u64;
-const COARSE_BYTES: u64 = crate::request::chain::COARSE_BLOCK as u64;
 
 #[cfg(test)]
 mod tests;

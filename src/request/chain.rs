@@ -86,13 +86,12 @@ impl PrefixChain {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
+}
 
-    /// Where block `i` ends, in canonical bytes.
-    pub fn block_end_bytes(&self, i: usize) -> u64 {
-        let fine = (i + 1).min(FINE_BLOCKS) as u64;
-        let coarse = (i + 1).saturating_sub(FINE_BLOCKS) as u64;
-        fine * FINE_BLOCK as u64 + coarse * COARSE_BLOCK as u64
-    }
+/// Where block `i` of a chain ends, in canonical bytes.
+pub(crate) fn block_end(i: usize) -> u64 {
+    let fine = (i + 1).min(FINE_BLOCKS);
+    (fine * FINE_BLOCK) as u64 + ((i + 1 - fine) * COARSE_BLOCK) as u64
 }
 
 /// Makes a chain of canonical bytes, fed in any portions.
@@ -175,7 +174,8 @@ pub const COARSE_BLOCK: usize = 2048;
 /// As long as the hash's own.
 const SECRET_BYTES: usize = 192;
 
-const FINE_BLOCKS: usize = 128 * 1024 / FINE_BLOCK;
+/// Blocks of a chain before the first coarse one.
+pub(crate) const FINE_BLOCKS: usize = 128 * 1024 / FINE_BLOCK;
 
 /// Past this many blocks (15 MiB) bytes are counted but no longer hashed.
 pub const MAX_BLOCKS: usize = 8192;
@@ -215,7 +215,7 @@ mod tests {
         ] {
             let chain = chain_of(ROOT, &[&vec![b'x'; len]]);
             assert_eq!(chain.hashes().len(), blocks, "{len}");
-            assert_eq!(blocks.checked_sub(1).map(|last| chain.block_end_bytes(last)), end, "{len}");
+            assert_eq!(blocks.checked_sub(1).map(block_end), end, "{len}");
             assert_eq!(chain.bytes(), len as u64);
         }
     }

@@ -32,7 +32,7 @@ impl Expected {
     ) -> Option<Self> {
         let tokens = Tokens(typical.uncached as u64);
         let tried = SlotSet::new();
-        let ask = Ask::of(Prompt { chain: &[], block_end: &|_| 0, bytes: 0, tokens }, &tried);
+        let ask = Ask::of(Prompt { tokens, ..Prompt::default() }, &tried);
         // Collected, so that they may be lent for as short as the question.
         let targets: Vec<&Target> = targets.collect();
         let policy = policies::named(PolicyName::Latency);

@@ -129,8 +129,7 @@ mod tests {
 
         fn assign(&self, chain: &[u64], now: Stamp) -> super::super::Assignment {
             let tokens = Tokens(64 * chain.len() as u64);
-            let block_end = |block| 256 * (block as u64 + 1);
-            let prompt = Prompt { chain, block_end: &block_end, bytes: tokens.0 * 4, tokens };
+            let prompt = Prompt { chain, bytes: tokens.0 * 4, tokens };
             let tried = SlotSet::new();
             let ask = Ask::of(prompt, &tried);
             let policy = policies::named(crate::config::PolicyName::Latency);

@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::prefix_index::COARSE_WEIGHT;
 use super::{Placement, Prompt};
 use crate::clock::Stamp;
+use crate::request::chain::FINE_BLOCKS;
 use crate::units::Tokens;
 
 /// What happened to one request, or to a replica.
@@ -99,8 +100,8 @@ impl Placed {
 impl Prefix {
     /// Of a prompt of which the replica holds `held` leading blocks, and the one that holds most the `longest`.
     pub(super) fn of(prompt: &Prompt<'_>, held: usize, longest: &[u64]) -> Self {
-        let (coarse_from, blocks) = (prompt.coarse_from(), prompt.chain.len());
-        let coarse = blocks.saturating_sub(held.max(coarse_from));
+        let blocks = prompt.chain.len();
+        let coarse = blocks.saturating_sub(held.max(FINE_BLOCKS));
         let weight = blocks.saturating_sub(held) - coarse + coarse * COARSE_WEIGHT as usize;
         let fresh = prompt.chain.get(held.max(longest.len())..blocks.saturating_sub(1)).unwrap_or_default();
         Self {

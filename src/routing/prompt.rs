@@ -1,14 +1,13 @@
 //! A prompt as routing sees it: the chained hashes of its blocks, and how long it is.
 
+use crate::request::chain::block_end;
 use crate::units::Tokens;
 
 /// A prompt by its prefix chain.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct Prompt<'a> {
     /// Chained block hashes: hash `i` covers blocks `0..=i`.
     pub chain: &'a [u64],
-    /// The byte at which block `i` ends.
-    pub block_end: &'a (dyn Fn(usize) -> u64 + 'a),
     /// All bytes of the canonical prompt.
     pub bytes: u64,
     /// All its tokens, estimated or exact.
@@ -23,7 +22,7 @@ impl Prompt<'_> {
         if self.bytes == 0 || block_tokens == 0 {
             return Tokens(0);
         }
-        let end = (self.block_end)(last).min(self.bytes);
+        let end = block_end(last).min(self.bytes);
         // Divisions of 128 bits are slow, and every candidate asks.
         let tokens = match end.checked_mul(self.tokens.0) {
             Some(covered) => covered / self.bytes,
@@ -33,32 +32,11 @@ impl Prompt<'_> {
         Tokens(tokens - tokens % block_tokens)
     }
 
-    /// The first block that is coarse: eight times as long as a fine one.
-    pub(super) fn coarse_from(&self) -> usize {
-        let blocks = self.chain.len();
-        let is_coarse = |block: usize| {
-            let before = block.checked_sub(1).map_or(0, self.block_end);
-            (self.block_end)(block).saturating_sub(before) > LONGEST_FINE_BLOCK
-        };
-        if blocks == 0 || !is_coarse(blocks - 1) {
-            return blocks;
-        }
-        let (mut fine, mut coarse) = (0, blocks - 1);
-        while fine < coarse {
-            let middle = fine.midpoint(coarse);
-            if is_coarse(middle) { coarse = middle } else { fine = middle + 1 }
-        }
-        coarse
-    }
-
     /// What several gateways agree on for prompts that begin alike.
     pub(super) fn root(&self) -> Option<u64> {
         self.chain.first().copied()
     }
 }
-
-/// Bytes: fine blocks have 256, coarse ones 2048.
-const LONGEST_FINE_BLOCK: u64 = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -79,17 +57,15 @@ mod tests {
             ("all of it, with what is beyond", 4, 30, 16, 240),
         ];
         for (name, blocks, beyond, block_tokens, expected) in cases {
-            let block_end = |block: usize| 256 * (block as u64 + 1);
-            let prompt = Prompt { chain: &chain, block_end: &block_end, bytes: 1024, tokens: Tokens(256) };
+            let prompt = Prompt { chain: &chain, bytes: 1024, tokens: Tokens(256) };
             assert_eq!(prompt.cached(blocks, Tokens(beyond), block_tokens), Tokens(expected), "{name}");
         }
     }
 
     #[test]
     fn a_prompt_without_bytes_or_tokens_hits_nothing() {
-        let far = |_: usize| u64::MAX;
         for (bytes, tokens) in [(0, 100), (100, 0), (1, u64::MAX)] {
-            let prompt = Prompt { chain: &[1], block_end: &far, bytes, tokens: Tokens(tokens) };
+            let prompt = Prompt { chain: &[1], bytes, tokens: Tokens(tokens) };
             let hit = prompt.cached(1, Tokens(0), 16);
             assert!(hit.0 < tokens.max(1), "{hit:?} of {tokens}");
         }

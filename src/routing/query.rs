@@ -87,7 +87,7 @@ impl<'a> Ask<'a> {
     #[must_use]
     pub fn past_engine(self) -> Self {
         Self {
-            prompt: Prompt { chain: &[], bytes: 0, tokens: Tokens(0), ..self.prompt },
+            prompt: Prompt::default(),
             slo: SloBounds::default(),
             shows_first_token: false,
             conversation: None,

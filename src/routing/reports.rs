@@ -19,8 +19,6 @@ pub struct PromptReport {
     pub sent: Stamp,
     /// Hashes of its blocks.
     pub chain: Box<[u64]>,
-    /// The first block that is coarse.
-    pub coarse_from: usize,
     /// Canonical bytes.
     pub bytes: u64,
     /// Among the turns of its conversation.
@@ -58,7 +56,6 @@ impl Pending {
             slot: to.slot,
             sent: at,
             chain: prompt.chain.into(),
-            coarse_from: prompt.coarse_from(),
             bytes: prompt.bytes,
             turn,
             blocks: to.blocks,

@@ -218,12 +218,10 @@ impl ProductRouter {
     }
 
     fn judge(&mut self, request: &Arrival, is_late: bool, now: Stamp) -> Option<SimulatedPlacement> {
-        let block_end = |block: usize| request.ends.get(block).map_or(0, |end| end * BYTES_PER_TOKEN);
         let (ttft, tpot, itl) = (request.ttft_bound, request.tpot_bound, self.route.slo.itl);
         let slo = SloBounds { ttft, tpot, itl, ..SloBounds::default() };
         let prompt = Prompt {
             chain: &request.chain,
-            block_end: &block_end,
             bytes: request.prompt * BYTES_PER_TOKEN,
             tokens: Tokens(request.prompt),
         };

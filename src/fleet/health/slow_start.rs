@@ -242,7 +242,7 @@ mod tests {
                 }
                 *end > now
             });
-            let prompt = Prompt { chain: &[], block_end: &|_| 0, bytes: 400, tokens: Tokens(100) };
+            let prompt = Prompt { bytes: 400, tokens: Tokens(100), ..Prompt::default() };
             let tried = SlotSet::new();
             let ask = Ask::of(prompt, &tried);
             let judged = dispatcher.judge(&*policy, &ask, &limits, now, targets.iter()).unwrap();

@@ -150,7 +150,6 @@ impl Scene {
             slot: 0,
             sent: at(self.now),
             chain: Self::text(prompt).into(),
-            coarse_from: prompt.len() / TEXT,
             bytes: prompt.len() as u64 * 4,
             turn: Turn { whole: Self::name(prompt), continues: None },
             blocks: 0,
@@ -163,9 +162,8 @@ impl Scene {
     /// Sends a prompt that continues another; returns what was predicted to be cached and what was.
     fn ask(&mut self, prompt: &[u32], continues: Option<&[u32]>, answer: &[u32]) -> (u64, u64) {
         let chain = Self::text(prompt);
-        let (block_end, tried) = (|block| 256 * (block as u64 + 1), SlotSet::new());
-        let bytes = prompt.len() as u64 * 4;
-        let own = Prompt { chain: &chain, block_end: &block_end, bytes, tokens: Tokens(bytes / 4) };
+        let (bytes, tried) = (prompt.len() as u64 * 4, SlotSet::new());
+        let own = Prompt { chain: &chain, bytes, tokens: Tokens(bytes / 4) };
         let turn = Turn { whole: Self::name(prompt), continues: continues.map(Self::name) };
         let ask = Ask { turn, ..Ask::of(own, &tried) };
         let policy = policies::named(PolicyName::Latency);
@@ -300,7 +298,6 @@ fn counts_that_lie_do_no_harm() {
         slot: 0,
         sent: at(1),
         chain: [1, 2, 3].into(),
-        coarse_from: 3,
         bytes: 800,
         turn: Turn { whole: 5, continues: Some(5) },
         blocks: 9,

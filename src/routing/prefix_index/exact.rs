@@ -207,8 +207,7 @@ mod tests {
     const CHAIN: [u64; 4] = [11, 12, 13, 14];
 
     fn hit(exact: &Exact, turn: Turn, blocks: usize) -> Option<u64> {
-        let block_end = |block: usize| 256 * (block as u64 + 1);
-        let prompt = Prompt { chain: &CHAIN, block_end: &block_end, bytes: 1100, tokens: Tokens(300) };
+        let prompt = Prompt { chain: &CHAIN, bytes: 1100, tokens: Tokens(300) };
         exact.hit(0, turn, &prompt, blocks, 16).map(|tokens| tokens.0)
     }
 

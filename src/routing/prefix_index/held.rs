@@ -7,6 +7,7 @@
 use hashlink::LinkedHashMap;
 
 use super::hash::BuildSame;
+use crate::request::chain::{COARSE_BLOCK, FINE_BLOCK};
 
 /// A bounded LRU set of block hashes.
 #[derive(Debug)]
@@ -127,6 +128,6 @@ const END: u32 = 1 << 31;
 const WEIGHT: u32 = END - 1;
 
 /// Fine blocks in a coarse one.
-pub(in crate::routing) const COARSE_WEIGHT: u32 = 8;
+pub(in crate::routing) const COARSE_WEIGHT: u32 = (COARSE_BLOCK / FINE_BLOCK) as u32;
 /// Most that an index holds for one replica, in fine blocks.
 pub(super) const MAX_WEIGHT: u64 = 1 << 20;

@@ -34,6 +34,7 @@ use self::shared::SharedEnds;
 use super::Prompt;
 use super::notice::Prefix;
 use crate::clock::Stamp;
+use crate::request::chain::{FINE_BLOCK, FINE_BLOCKS};
 use crate::units::Tokens;
 
 /// The prefix index of one pool; replicas are slots from zero.
@@ -116,13 +117,12 @@ impl PrefixIndex {
     pub fn insert(&self, slot: usize, prompt: &Prompt<'_>) {
         let Some(held) = self.replicas.get(slot) else { return };
         self.used.fetch_max(slot + 1, Ordering::AcqRel);
-        let coarse_from = prompt.coarse_from();
         // The replica's lock is held over the table's updates: a bit is set and cleared in the order in which
         // its block came and went.
         let mut held = held.lock();
-        let fitting = fitting(prompt.chain.len(), coarse_from, held.blocks.capacity());
+        let fitting = fitting(prompt.chain.len(), held.blocks.capacity());
         for (at, &hash) in prompt.chain.iter().enumerate().take(fitting).rev() {
-            if held.blocks.touch(hash, at >= coarse_from) {
+            if held.blocks.touch(hash, at >= FINE_BLOCKS) {
                 self.groups.set(slot, hash);
                 self.forget_surplus(slot, &mut held);
             }
@@ -258,14 +258,14 @@ impl PrefixIndex {
 pub fn capacity_of(total_blocks: u64, block_tokens: u64, bytes_per_token: f64) -> usize {
     let bytes = total_blocks as f64 * block_tokens as f64 * bytes_per_token;
     // A float-to-integer cast saturates, and takes NaN for zero.
-    ((bytes / BLOCK_BYTES) as usize).min(MAX_WEIGHT as usize)
+    ((bytes / FINE_BLOCK as f64) as usize).min(MAX_WEIGHT as usize)
 }
 
 /// How many leading blocks fit into a capacity.
-fn fitting(blocks: usize, coarse_from: usize, capacity: u64) -> usize {
+fn fitting(blocks: usize, capacity: u64) -> usize {
     let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
-    let coarse = capacity.saturating_sub(coarse_from) / COARSE_WEIGHT as usize;
-    blocks.min(capacity.min(coarse_from) + coarse)
+    let coarse = capacity.saturating_sub(FINE_BLOCKS) / COARSE_WEIGHT as usize;
+    blocks.min(capacity.min(FINE_BLOCKS) + coarse)
 }
 
 /// Replicas that hold `low` leading blocks of a chain and not `high`.
@@ -339,10 +339,8 @@ const WAYS_AT_FIRST: usize = 8;
 const MAX_ADDED: u32 = 1 << 16;
 /// Blocks a replica until its engine tells: 8 MiB of prompt text, about two million tokens.
 pub const DEFAULT_CAPACITY: usize = 32_768;
-/// Bytes of prompt in a fine block of the prefix chain.
-const BLOCK_BYTES: f64 = 256.0;
-/// Tokens in it, more or less.
-const BLOCK_TOKENS: u64 = 64;
+/// Tokens in a fine block of the prefix chain, more or less.
+pub(crate) const BLOCK_TOKENS: u64 = 64;
 
 #[cfg(test)]
 mod tests {
@@ -358,14 +356,8 @@ mod tests {
         blocks.iter().map(link).collect()
     }
 
-    /// A prompt of fine blocks.
-    fn prompt<'a>(chain: &'a [u64], block_end: &'a dyn Fn(usize) -> u64) -> Prompt<'a> {
-        let bytes = chain.len().checked_sub(1).map_or(0, block_end);
-        Prompt { chain, block_end, bytes, tokens: Tokens(bytes / 4) }
-    }
-
     fn insert(index: &PrefixIndex, slot: usize, chain: &[u64]) {
-        index.insert(slot, &prompt(chain, &|block| 256 * (block as u64 + 1)));
+        index.insert(slot, &Prompt { chain, ..Prompt::default() });
     }
 
     fn depths(index: &PrefixIndex, slots: usize, chain: &[u64]) -> Vec<usize> {
@@ -531,15 +523,17 @@ mod tests {
     #[test]
     fn coarse_blocks_take_their_share_of_the_capacity() {
         let index = PrefixIndex::new(1);
-        index.set_capacity(0, 20);
-        let long = chain(&[1, 2, 3, 4, 5, 6, 7]);
-        // Four fine blocks, then coarse ones: two of those fit beside them.
-        let end =
-            |block: usize| 256 * (block as u64 + 1).min(4) + 2048 * (block as u64 + 1).saturating_sub(4);
-        index.insert(0, &prompt(&long, &end));
-        assert_eq!(depths(&index, 1, &long), [6]);
-        insert(&index, 0, &chain(&[9]));
-        assert_eq!(depths(&index, 1, &long), [5], "a fine block more, and the last coarse one has to go");
+        index.set_capacity(0, FINE_BLOCKS + 16);
+        let long = chain(&(1..FINE_BLOCKS as u64 + 4).collect::<Vec<_>>());
+        // Two coarse blocks fit beside the fine ones.
+        insert(&index, 0, &long);
+        assert_eq!(depths(&index, 1, &long), [FINE_BLOCKS + 2]);
+        insert(&index, 0, &chain(&[9999]));
+        assert_eq!(
+            depths(&index, 1, &long),
+            [FINE_BLOCKS + 1],
+            "a fine block more, and the last coarse one has to go"
+        );
     }
 
     #[test]

@@ -49,12 +49,7 @@ impl Text {
 
     fn prompt(&self) -> Prompt<'_> {
         let blocks = self.chain.len() as u64;
-        Prompt {
-            chain: &self.chain,
-            block_end: &|block| 256 * (block as u64 + 1),
-            bytes: 256 * blocks + 40,
-            tokens: Tokens(64 * blocks + 10),
-        }
+        Prompt { chain: &self.chain, bytes: 256 * blocks + 40, tokens: Tokens(64 * blocks + 10) }
     }
 
     /// `shared` blocks that all have in common, then `own` ones that nobody else has.
