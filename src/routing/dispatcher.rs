@@ -219,7 +219,7 @@ impl<'a> Judged<'a> {
     /// By how much the first token comes later than predicted, one in ten excepted, of a prompt that takes `own` itself; zero while too
     /// little is known.
     pub fn late_by(&self, own: Duration) -> Duration {
-        span(self.query.model.pool.late_by(own.as_secs_f64(), 0.9).unwrap_or_default())
+        span(self.query.model.pool.ledger.lock().late_by(own.as_secs_f64()).unwrap_or_default())
     }
 
     /// Whether a replica has room for a request: it is begun on there within `lookahead`.
@@ -369,7 +369,7 @@ impl Assignment {
     /// The wait for the first token that this share of them stays within, by how predictions have fitted of late; `None` where the
     /// policy does not predict, or too little is known.
     pub fn ttft_within(&self, share: f64) -> Option<Duration> {
-        let ratio = self.dispatcher.model.pool.ratio_within(share)?;
+        let ratio = self.dispatcher.model.pool.ledger.lock().ratio_within(share)?;
         Duration::try_from_secs_f64(self.decision.predicted_ttft?.as_secs_f64() * ratio).ok()
     }
 
@@ -405,7 +405,7 @@ impl Assignment {
         let (busy, was_idle) = (span(slower * (prefill + terms.base)), terms.wait <= 0.0);
         let context = self.load.context();
         model.observe(slot, &TimingSample { work: self.computed, busy, was_idle, context, at: now });
-        model.observe_pace(slot, now, Pace { per_token: slower * step.as_secs_f64(), context });
+        model.observe_paces(slot, now, &[Pace { per_token: slower * step.as_secs_f64(), context }]);
         model.pool.observe_output(output);
     }
 

@@ -10,24 +10,18 @@ use crate::clock::Stamp;
 use crate::routing::PoolModel;
 use crate::stats::Peers;
 
-/// How slow one replica is, in seconds: a typical first token, and each further one.
-#[derive(Clone, Copy, Debug, Default)]
-struct Speeds {
-    ttft: Option<f64>,
-    itl: Option<f64>,
-}
-
 /// Compares the members, and publishes the standing of those that are ready; `is_warm` is called with the place of each whose slow
 /// start is over.
 pub(crate) fn compare(members: &[Member<'_>], model: &PoolModel, now: Stamp, mut is_warm: impl FnMut(usize)) {
     let is_any_slow = members.iter().any(|member| member.health.warmth.is_in_slow_start());
     let compared = if is_any_slow { members } else { &[] };
-    let speeds: Vec<Speeds> = compared.iter().map(|member| Speeds::of(member, model, now)).collect();
+    let speed =
+        |member: &Member<'_>| model.typical_speed(member.target.slot, now).filter(|_| member.is_ready());
+    let speeds: Vec<Option<[f64; 2]>> = compared.iter().map(speed).collect();
     let failing: Vec<Option<f64>> =
         members.iter().map(|member| member.health.answers.demotion_rate(now)).collect();
     let usual = Peers::of(failing.iter().copied().flatten());
-    let ttfts = Peers::of(speeds.iter().filter_map(|speeds| speeds.ttft));
-    let itls = Peers::of(speeds.iter().filter_map(|speeds| speeds.itl));
+    let usual_speeds = [0, 1].map(|of| Peers::of(speeds.iter().flatten().map(|speed| speed[of])));
     // What those that were ejected would answer now, they do not show.
     let ready = members.iter().zip(&failing).filter(|(member, _)| member.is_ready());
     let usual_now = Peers::of(ready.filter_map(|(_, failing)| *failing));
@@ -35,7 +29,7 @@ pub(crate) fn compare(members: &[Member<'_>], model: &PoolModel, now: Stamp, mut
         let own = failing.get(place).copied().flatten();
         member.health.beside(usual.beside(own).unwrap_or_default());
         member.health.answers.beside(usual_now.beside(own).unwrap_or_default(), now);
-        let slowness = speeds.get(place).map_or(1.0, |speeds| speeds.beside(&ttfts, &itls));
+        let slowness = speeds.get(place).copied().flatten().map_or(1.0, |own| slowness(own, &usual_speeds));
         if member.health.warmth.looked(slowness, now) {
             is_warm(place);
         }
@@ -46,33 +40,18 @@ pub(crate) fn compare(members: &[Member<'_>], model: &PoolModel, now: Stamp, mut
     }
 }
 
-impl Speeds {
-    /// As the pool's model knows a ready replica.
-    fn of(member: &Member<'_>, model: &PoolModel, now: Stamp) -> Self {
-        if !member.is_ready() {
-            return Self::default();
-        }
-        let slot = member.target.slot;
-        Self { ttft: model.typical_ttft(slot, now), itl: model.typical_itl(slot, now) }
-    }
-
-    /// Times what is usual among the others, by the worse of the two figures; 1 where there is nothing to compare.
-    fn beside(&self, ttfts: &Peers, itls: &Peers) -> f64 {
-        let times = |own: Option<f64>, peers: &Peers, negligible: f64| {
-            let usual = peers.beside(Some(own?))?;
-            Some((own? + negligible) / (usual + negligible))
-        };
-        let ttft = times(self.ttft, ttfts, NEGLIGIBLE_TTFT).unwrap_or(1.0);
-        let worst = ttft.max(times(self.itl, itls, NEGLIGIBLE_ITL).unwrap_or(1.0));
-        if worst.is_finite() { worst } else { 1.0 }
-    }
+/// Times what is usual among the others, by the worse of its [`PoolModel::typical_speed`]; 1 where there is nothing to compare.
+fn slowness(own: [f64; 2], usual: &[Peers; 2]) -> f64 {
+    let times = own.iter().zip(usual).zip(NEGLIGIBLE).filter_map(|((own, peers), negligible)| {
+        Some((own + negligible) / (peers.beside(Some(*own))? + negligible))
+    });
+    times.reduce(f64::max).filter(|times| times.is_finite()).unwrap_or(1.0)
 }
 
 /// Between two comparisons of a pool's replicas.
 pub(crate) const COMPARE_EVERY: Duration = Duration::from_millis(200);
-/// Absolute floors in seconds: a multiple of less is no difference.
-const NEGLIGIBLE_TTFT: f64 = 0.02;
-const NEGLIGIBLE_ITL: f64 = 0.002;
+/// Absolute floors in seconds, of a first token and of a further one: a multiple of less is no difference.
+const NEGLIGIBLE: [f64; 2] = [0.02, 0.002];
 
 #[cfg(test)]
 mod tests {

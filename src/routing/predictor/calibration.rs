@@ -29,7 +29,7 @@ pub struct Calibration {
 
 /// Actual over predicted and the seconds between the two, of the last answers, the oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Ledger(VecDeque<[f32; 2]>);
+pub(in crate::routing) struct Ledger(VecDeque<[f32; 2]>);
 
 impl Ledger {
     pub(super) fn note(&mut self, predicted: Duration, actual: Duration) {
@@ -44,18 +44,20 @@ impl Ledger {
     }
 
     /// The ratio of actual to predicted that this share of answers stays within; `None` where too few have come.
-    pub(super) fn ratio_within(&self, share: f64) -> Option<f64> {
+    pub(in crate::routing) fn ratio_within(&self, share: f64) -> Option<f64> {
         if self.0.len() < memories::ENOUGH_ANSWERS as usize {
             return None;
         }
         upper_quantile(&mut self.ratios(), share)
     }
 
-    /// See [`super::PoolCell::late_by`].
-    pub(super) fn late_by(&self, own: f64, share: f64) -> Option<f64> {
-        let in_proportion = own * (self.ratio_within(share)? - 1.0);
+    /// By how much nine of ten first tokens come later than predicted at most, of a prompt that takes `own` seconds itself: in
+    /// proportion, or by the seconds of others, whichever is less. What small prompts wait for a place is many times their own time, and
+    /// says nothing of what a long one takes.
+    pub(in crate::routing) fn late_by(&self, own: f64) -> Option<f64> {
+        let in_proportion = own * (self.ratio_within(0.9)? - 1.0);
         let mut seconds: Vec<f64> = self.0.iter().map(|[_, seconds]| f64::from(*seconds)).collect();
-        Some(in_proportion.min(upper_quantile(&mut seconds, share)?).max(0.0))
+        Some(in_proportion.min(upper_quantile(&mut seconds, 0.9)?).max(0.0))
     }
 
     fn ratios(&self) -> Vec<f64> {
@@ -132,12 +134,12 @@ mod tests {
             let mut ledger = Ledger::default();
             (0..100)
                 .for_each(|_| ledger.note(Duration::from_millis(predicted), Duration::from_millis(actual)));
-            (1e3 * ledger.late_by(own, 0.9).unwrap()).round()
+            (1e3 * ledger.late_by(own).unwrap()).round()
         };
         assert_eq!(late_by(100, 400, 0.5), 300.0, "they wait 300 ms for a place, whatever they are");
         assert_eq!(late_by(1_000, 1_500, 0.1), 50.0, "engines are slower than they are known");
         assert_eq!(late_by(400, 100, 0.5), 0.0);
-        assert_eq!(Ledger::default().late_by(0.5, 0.9), None);
+        assert_eq!(Ledger::default().late_by(0.5), None);
     }
 
     #[test]

@@ -51,8 +51,8 @@ pub struct Estimate {
 /// An [`Estimate`] that one writes and many read, number by number: a reader may mix two that follow one another, which differ by one
 /// answer.
 #[derive(Debug, Default)]
-pub(super) struct Published {
-    pub(super) slowness: AtomicF64,
+pub(in crate::routing) struct Published {
+    pub(in crate::routing) slowness: AtomicF64,
     pub(super) round_trip: AtomicF64,
     pub(super) step: [AtomicF64; 2],
 }
@@ -147,10 +147,10 @@ impl Queue<'_> {
 }
 
 /// What makes the engine busy until a first token: a step, the context that it drags along, tokens, attention.
-pub(super) fn causes(steps: f64, context: u64, work: &Work) -> [f64; CAUSES] {
+pub(super) fn causes(context: u64, work: &Work) -> [f64; CAUSES] {
     [
-        steps,
-        steps * context as f64 / PER_CONTEXT,
+        1.0,
+        context as f64 / PER_CONTEXT,
         work.tokens as f64 / PER_TOKENS,
         work.attention as f64 / PER_ATTENTION,
     ]
@@ -173,10 +173,10 @@ impl PoolView {
         self
     }
 
-    /// Nominal seconds of work, the steps it comes with included.
+    /// Nominal seconds of work, the step it comes with included.
     #[inline]
-    pub(super) fn seconds(&self, steps: f64, context: u64, work: &Work) -> f64 {
-        steps * self.step(context) + self.work(work)
+    pub(super) fn seconds(&self, context: u64, work: &Work) -> f64 {
+        self.step(context) + self.work(work)
     }
 
     /// Nominal seconds of one step that drags so much context along.

@@ -17,7 +17,7 @@ pub(super) struct Fit<const N: usize> {
     causes: [[f64; N]; N],
     seconds: [f64; N],
     /// Observations, older ones for less.
-    count: f64,
+    pub(super) count: f64,
     observed: u32,
     /// Outliers in a row: above the expectation positive, below it negative.
     streak: i32,
@@ -33,11 +33,6 @@ impl<const N: usize> Fit<N> {
     pub(super) fn new(kept: f64) -> Self {
         let (causes, seconds) = ([[0.0; N]; N], [0.0; N]);
         Self { causes, seconds, count: 0.0, observed: 0, streak: 0, solved: None, has_more: false, kept }
-    }
-
-    /// Whether it has seen nothing yet.
-    pub(super) fn is_empty(&self) -> bool {
-        self.count <= 0.0
     }
 
     pub(super) fn save(&self) -> SavedFit {

@@ -54,7 +54,7 @@ impl PoolModel {
     /// slow is tried again.
     #[inline]
     pub fn estimate(&self, slot: usize, now: Stamp) -> Estimate {
-        let usual = self.pool.average();
+        let usual = self.pool.average.load();
         self.replicas.get(slot).and_then(|cell| cell.estimate(now, &usual)).unwrap_or(usual)
     }
 
@@ -62,7 +62,7 @@ impl PoolModel {
     pub fn observe(&self, slot: usize, sample: &TimingSample) {
         let Some(replica) = self.replicas.get(slot) else { return };
         let view = self.pool.view();
-        let average = self.pool.average();
+        let average = self.pool.average.load();
         if self.pool.is_young() {
             self.pool.observe(sample, &average);
             return;
@@ -77,7 +77,7 @@ impl PoolModel {
     /// longer anyway says nothing.
     pub fn observe_censored(&self, slot: usize, sample: &TimingSample) {
         let estimate = self.estimate(slot, sample.at);
-        let expected = estimate.slowness * self.pool.view().seconds(1.0, sample.context, &sample.work);
+        let expected = estimate.slowness * self.pool.view().seconds(sample.context, &sample.work);
         if sample.busy.as_secs_f64() > expected + estimate.round_trip {
             self.observe(slot, sample);
         }
@@ -86,52 +86,54 @@ impl PoolModel {
     /// A first token came: how well it was predicted.
     pub fn compare(&self, slot: usize, predicted: Duration, actual: Duration) {
         let Some(replica) = self.replicas.get(slot) else { return };
-        replica.compare(predicted, actual);
-        self.pool.compare(predicted, actual);
+        for ledger in [&replica.ledger, &self.pool.ledger] {
+            ledger.lock().note(predicted, actual);
+        }
     }
 
     /// Tokens in these content events of a stream that the engine did not count to its end.
     pub fn tokens_in(&self, events: u64) -> Tokens {
-        Tokens((events as f64 * self.pool.tokens_per_event()).round() as u64)
+        Tokens((events as f64 * self.pool.tokens_per_event.load()).round() as u64)
     }
 
-    /// How long the tokens of an answer took.
-    pub(super) fn observe_pace(&self, slot: usize, now: Stamp, pace: Pace) {
+    /// How long the tokens of answers took.
+    pub(super) fn observe_paces(&self, slot: usize, now: Stamp, paces: &[Pace]) {
         let Some(replica) = self.replicas.get(slot) else { return };
-        replica.observe_paces(now, &[pace], &self.pool.average());
-        self.pool.observe_paces(&[pace]);
+        replica.observe_paces(now, paces, &self.pool.average.load());
+        self.pool.observe_paces(paces);
     }
 
     /// Asks the streams of a replica how far they are, if that is due, and learns from it. To be called every few
     /// milliseconds for every replica with work, beside the request path.
     pub fn refresh(&self, slot: usize, load: &ReplicaLoad, now: Stamp) {
-        let Some(replica) = self.replicas.get(slot).filter(|_| load.is_stale(now)) else { return };
+        if slot >= self.replicas.len() || !load.is_stale(now) {
+            return;
+        }
         let (own, view) = (self.estimate(slot, now), self.pool.view());
         let context = load.context();
         let found = load.refresh(
             now,
             &Known {
                 step: own.step(context) as f32,
-                per_event: self.pool.tokens_per_event(),
+                per_event: self.pool.tokens_per_event.load(),
                 survival: &self.pool.survival(),
-                seconds: &|work| own.slowness * view.seconds(1.0, context, work),
+                seconds: &|work| own.slowness * view.seconds(context, work),
             },
         );
         for sample in &found.samples {
             self.observe(slot, sample);
         }
         if !found.paces.is_empty() {
-            replica.observe_paces(now, &found.paces, &self.pool.average());
-            self.pool.observe_paces(&found.paces);
+            self.observe_paces(slot, now, &found.paces);
         }
     }
 
     /// Seconds in which an average replica of the pool gives the first token of a request that was to meet `terms`, or its whole answer.
     pub fn usual_wait(&self, terms: &Terms, is_whole: bool) -> f64 {
-        let (usual, view) = (self.pool.average(), self.pool.view());
+        let (usual, view) = (self.pool.average.load(), self.pool.view());
         let ahead = view.work(&Work::of(terms.ahead, Tokens(0)));
         let decoding = if is_whole { view.answers.output * usual.step(0) } else { 0.0 };
-        usual.slowness * (ahead + view.seconds(1.0, 0, &terms.work)) + usual.round_trip + decoding
+        usual.slowness * (ahead + view.seconds(0, &terms.work)) + usual.round_trip + decoding
     }
 
     /// The replica restarted or the slot has a new owner: back to the pool's average.
@@ -149,35 +151,29 @@ impl PoolModel {
     /// The same of the replica in `slot`.
     pub fn restore_replica(&self, slot: usize, saved: &SavedSpeed, now: Stamp) -> bool {
         let Some(replica) = self.replicas.get(slot) else { return false };
-        let is_taken = replica.restore(saved, now, &self.pool.average());
+        let is_taken = replica.restore(saved, now, &self.pool.average.load());
         if is_taken {
             self.pool.slowness_changed(replica.recount());
         }
         is_taken
     }
 
-    /// Seconds to the first token of the pool's mean prompt at the replica in `slot`, were it idle; `None` until its own answers
-    /// tell.
-    pub fn typical_ttft(&self, slot: usize, now: Stamp) -> Option<f64> {
+    /// Seconds to the first token of the pool's mean prompt at the replica in `slot`, were it idle, and of a decoding step there;
+    /// `None` until its own answers tell.
+    pub fn typical_speed(&self, slot: usize, now: Stamp) -> Option<[f64; 2]> {
         let cell = self.replicas.get(slot)?;
-        let own = cell.estimate(now, &self.pool.average()).filter(|_| cell.is_known())?;
+        let own = cell.estimate(now, &self.pool.average.load()).filter(|_| cell.is_known())?;
         let view = self.pool.view();
-        Some(own.slowness * view.seconds(1.0, 0, &view.work_of(1.0)) + own.round_trip)
-    }
-
-    /// Seconds of a decoding step at the replica in `slot`; `None` until its own answers tell how fast it is.
-    pub fn typical_itl(&self, slot: usize, now: Stamp) -> Option<f64> {
-        let cell = self.replicas.get(slot)?;
-        let own = cell.estimate(now, &self.pool.average()).filter(|_| cell.is_known())?;
-        Some(own.step(0))
+        Some([own.slowness * view.seconds(0, &view.work_of(1.0)) + own.round_trip, own.step(0)])
     }
 
     /// How well predictions fit: of the replica in `slot`, or of the whole pool. `None` before the first.
     pub fn calibration(&self, slot: Option<usize>) -> Option<Calibration> {
-        match slot {
-            Some(slot) => self.replicas.get(slot)?.calibration(),
-            None => self.pool.calibration(),
-        }
+        let ledger = match slot {
+            Some(slot) => &self.replicas.get(slot)?.ledger,
+            None => &self.pool.ledger,
+        };
+        ledger.lock().read()
     }
 }
 
@@ -243,7 +239,7 @@ mod tests {
         }
         let estimate = model.estimate(0, at(400));
         for tokens in [1000, 20_000, 70_000] {
-            let found = estimate.slowness * model.pool.view().seconds(1.0, 0, &work(tokens));
+            let found = estimate.slowness * model.pool.view().seconds(0, &work(tokens));
             let share = found / truth(tokens as f64);
             assert!((0.9..1.1).contains(&share), "{tokens} tokens: {share} of the truth");
         }
@@ -299,12 +295,12 @@ mod tests {
             for (slot, millis) in [(0, 50), (1, 150)] {
                 model.observe(slot, &sample(1000, Duration::from_millis(millis), at(second)));
                 let pace = Pace { per_token: 0.02, context: 1000 };
-                model.observe_pace(slot, at(second), pace);
-                model.observe_pace(slot, at(second + 2), pace);
+                model.observe_paces(slot, at(second), &[pace]);
+                model.observe_paces(slot, at(second + 2), &[pace]);
             }
         }
         let [fast, slow] = [0, 1].map(|slot| model.estimate(slot, at(300)).slowness);
-        let share = model.pool.usual_slowness() / (fast * slow).sqrt();
+        let share = model.pool.average.slowness.load() / (fast * slow).sqrt();
         assert!(slow > 2.0 * fast && (0.98..1.02).contains(&share), "{fast} {slow} {share}");
     }
 
@@ -350,7 +346,7 @@ mod tests {
         let typical = || model.typical(&Work::default(), [(0, None)].into_iter(), at(9));
         assert!(typical().is_none(), "nothing was measured");
         for second in 0..9 {
-            model.observe_pace(0, at(second), Pace { per_token: 0.06, context: 800 });
+            model.observe_paces(0, at(second), &[Pace { per_token: 0.06, context: 800 }]);
             model.pool.observe_output(Tokens(64));
         }
         let found = typical().unwrap();
@@ -379,7 +375,7 @@ mod tests {
         }
         for _ in 0..40 {
             known.pool.observe_output(Tokens(80));
-            known.observe_pace(1, at(20), Pace { per_token: 0.02, context: 1000 });
+            known.observe_paces(1, at(20), &[Pace { per_token: 0.02, context: 1000 }]);
         }
         let text = |model: &PoolModel| {
             let replicas: Vec<_> = (0..3).map(|slot| model.save_replica(slot, at(25))).collect();
@@ -396,7 +392,8 @@ mod tests {
             let (was, is) = (predicted_ms(&known, slot, at(25)), predicted_ms(&new, slot, at(6)));
             assert!(was.abs_diff(is) <= was / 20, "{slot}: {was} ms, {is} ms");
         }
-        let service = |model: &PoolModel| model.pool.view().answers.output * model.pool.average().step(0);
+        let service =
+            |model: &PoolModel| model.pool.view().answers.output * model.pool.average.load().step(0);
         let ratio = service(&new) / service(&known);
         assert!((0.99..1.01).contains(&ratio), "{ratio}");
         teach(&new, 1, 100, 200);
@@ -411,13 +408,17 @@ mod tests {
     #[test]
     fn tokens_of_an_event_are_known_after_a_stream() {
         let model = PoolModel::new(1);
-        assert_eq!(model.pool.tokens_per_event(), 1.0);
+        assert_eq!(model.pool.tokens_per_event.load(), 1.0);
         model.pool.observe_events(Tokens(300), 300);
-        assert_eq!(model.pool.tokens_per_event(), 1.0);
+        assert_eq!(model.pool.tokens_per_event.load(), 1.0);
         for _ in 0..40 {
             model.pool.observe_events(Tokens(800), 200);
         }
-        assert!((3.6..4.0).contains(&model.pool.tokens_per_event()), "{}", model.pool.tokens_per_event());
+        assert!(
+            (3.6..4.0).contains(&model.pool.tokens_per_event.load()),
+            "{}",
+            model.pool.tokens_per_event.load()
+        );
         (0..20).for_each(|_| model.pool.observe_events(Tokens(1), 1));
         assert!(model.tokens_in(10) > Tokens(35), "short answers count little: {:?}", model.tokens_in(10));
         (0..500).for_each(|_| model.pool.observe_events(Tokens(90), 100));
@@ -437,7 +438,7 @@ mod tests {
     #[test]
     fn replicas_that_are_never_idle_say_nothing_of_the_way_to_an_idle_one() {
         let model = PoolModel::new(8);
-        let before = model.pool.average().round_trip;
+        let before = model.pool.average.round_trip.load();
         for n in 0..20_000_u64 {
             let slot = (n % 8) as usize;
             let work = Work::of(Tokens(300 + 70 * (n % 26)), Tokens(0));
@@ -445,7 +446,7 @@ mod tests {
             let busy = Duration::from_millis((30 + 5 * (n % 26)) * if slot < 4 { 1 } else { 3 });
             model.observe(slot, &TimingSample { work, busy, was_idle: false, context: 90_000, at: at(n) });
         }
-        assert_eq!(model.pool.average().round_trip, before);
+        assert_eq!(model.pool.average.round_trip.load(), before);
         let (fast, slow) = (predicted_ms(&model, 0, at(20_000)), predicted_ms(&model, 7, at(20_000)));
         assert!(fast < 1_000 && slow < 3_000, "{fast} ms, {slow} ms");
     }

@@ -2,11 +2,10 @@
 //! average replica is like.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::calibration::{Calibration, Ledger};
+use super::calibration::Ledger;
 use super::estimate::{Answers, CAUSES, Estimate, PoolView, Published, causes};
 use super::fit::Fit;
 use super::replica::{Standing, observe_steps, weight_after};
@@ -28,12 +27,13 @@ pub struct PoolCell {
     /// Share of answers that have more than one.
     goes_on: AtomicF64,
     /// A replica of which nothing is known yet.
-    average: Published,
+    pub(in crate::routing) average: Published,
     /// Uncached tokens of a prompt.
     uncached: AtomicF64,
-    tokens_per_event: AtomicF64,
+    pub(super) tokens_per_event: AtomicF64,
     has_learned: AtomicBool,
     learner: Mutex<Learner>,
+    pub(in crate::routing) ledger: Mutex<Ledger>,
 }
 
 #[derive(Debug)]
@@ -50,7 +50,6 @@ struct Learner {
     slowness: Mean,
     round_trip: f64,
     mean_uncached: f64,
-    ledger: Ledger,
 }
 
 /// A geometric mean over replicas, each by what its last answer still counts. All weights halve in the same time, so the mean moves with
@@ -123,8 +122,8 @@ impl Default for PoolCell {
                 slowness: Mean::default(),
                 round_trip: priors::ROUND_TRIP,
                 mean_uncached,
-                ledger: Ledger::default(),
             }),
+            ledger: Mutex::default(),
         };
         let (round_trip, step) = (priors::ROUND_TRIP, priors::STEP);
         cell.average.store(&Estimate { slowness: 1.0, round_trip, step });
@@ -145,17 +144,6 @@ impl PoolCell {
         )
     }
 
-    /// A replica of which nothing is known yet.
-    pub(super) fn average(&self) -> Estimate {
-        self.average.load()
-    }
-
-    /// Slowness of an average replica of the pool.
-    #[inline]
-    pub(in crate::routing) fn usual_slowness(&self) -> f64 {
-        self.average.slowness.load()
-    }
-
     /// How long answers are.
     pub(super) fn survival(&self) -> Survival {
         self.learner.lock().lengths.survival()
@@ -168,7 +156,7 @@ impl PoolCell {
 
     /// Whether anything was learned of how long tokens take.
     pub(super) fn has_paces(&self) -> bool {
-        !self.learner.lock().steps.is_empty()
+        self.learner.lock().steps.count > 0.0
     }
 
     /// Whether it has yet to learn how replicas compare: what others have learned is better.
@@ -197,7 +185,7 @@ impl PoolCell {
         let seconds = (sample.busy.as_secs_f64() - round_trip).max(0.0) / by.slowness;
         learner.taught = learner.taught.saturating_add(1);
         self.has_learned.store(true, Ordering::Relaxed);
-        let causes = causes(1.0, sample.context, &sample.work);
+        let causes = causes(sample.context, &sample.work);
         learner.shape.observe(&causes, seconds, &priors::RATES);
         // No busy replica measures it: what a slow one is believed to take would raise what the next one is.
         if sample.was_idle {
@@ -223,11 +211,6 @@ impl PoolCell {
         self.publish(&mut learner);
     }
 
-    /// Tokens of a content event.
-    pub(super) fn tokens_per_event(&self) -> f64 {
-        self.tokens_per_event.load()
-    }
-
     /// An answer ended, with so many tokens.
     pub fn observe_output(&self, output: Tokens) {
         let mut learner = self.learner.lock();
@@ -237,26 +220,6 @@ impl PoolCell {
         if let Some(survival) = changed {
             self.publish_fresh(&survival);
         }
-    }
-
-    pub(super) fn compare(&self, predicted: Duration, actual: Duration) {
-        self.learner.lock().ledger.note(predicted, actual);
-    }
-
-    pub(super) fn calibration(&self) -> Option<Calibration> {
-        self.learner.lock().ledger.read()
-    }
-
-    /// What this share of first tokens stays within, as a multiple of their prediction; `None` where too little is known.
-    pub fn ratio_within(&self, share: f64) -> Option<f64> {
-        self.learner.lock().ledger.ratio_within(share)
-    }
-
-    /// By how much this share of first tokens comes later than predicted at most, of a prompt that takes `own` seconds itself: in
-    /// proportion, or by the seconds of others, whichever is less. What small prompts wait for a place is many times their own time, and
-    /// says nothing of what a long one takes.
-    pub fn late_by(&self, own: f64, share: f64) -> Option<f64> {
-        self.learner.lock().ledger.late_by(own, share)
     }
 
     /// What the replicas have in common, to be kept.
@@ -270,7 +233,7 @@ impl PoolCell {
             taught: learner.taught,
             round_trip: learner.round_trip,
             mean_uncached: learner.mean_uncached,
-            slowness: self.usual_slowness(),
+            slowness: self.average.slowness.load(),
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::calibration::{Calibration, Ledger};
+use super::calibration::Ledger;
 use super::estimate::{Estimate, PER_CONTEXT, PoolView, Published};
 use super::fit::{Fit, dot};
 use super::saved::{SavedSpeed, are_sound};
@@ -23,6 +23,7 @@ pub(super) struct Cell {
     /// Nanoseconds of the last sample's stamp plus one; zero before the first.
     learned_at: AtomicU64,
     learner: Mutex<Option<Box<Learner>>>,
+    pub(super) ledger: Mutex<Ledger>,
 }
 
 /// One replica's part in the mean of its pool.
@@ -42,7 +43,6 @@ struct Learner {
     counted: Option<Standing>,
     /// Seconds of an undisturbed step.
     steps: Fit<2>,
-    ledger: Ledger,
 }
 
 impl Cell {
@@ -73,7 +73,7 @@ impl Cell {
 
     pub(super) fn observe(&self, sample: &TimingSample, pool: &PoolView, average: &Estimate) -> Estimate {
         self.learn(sample.at, average, |learner| {
-            let nominal = pool.seconds(1.0, sample.context, &sample.work);
+            let nominal = pool.seconds(sample.context, &sample.work);
             let round_trip = if sample.was_idle { 1.0 } else { 0.0 };
             learner.speed.observe(
                 &[nominal, round_trip],
@@ -86,11 +86,6 @@ impl Cell {
 
     pub(super) fn observe_paces(&self, now: Stamp, paces: &[Pace], average: &Estimate) {
         self.learn(now, average, |learner| observe_steps(&mut learner.steps, paces, &average.step));
-    }
-
-    pub(super) fn compare(&self, predicted: Duration, actual: Duration) {
-        let mut learner = self.learner.lock();
-        learner.get_or_insert_default().ledger.note(predicted, actual);
     }
 
     /// Its part in the pool's mean: as it was counted last, and as it counts from now on.
@@ -129,17 +124,15 @@ impl Cell {
         // A young clock does not reach back as far.
         let age = Duration::from_secs_f64(saved.age.min(1e6)).as_nanos();
         let at = Stamp::from_nanos(now.as_nanos().saturating_sub(u64::try_from(age).unwrap_or(u64::MAX)));
+        *self.ledger.lock() = Ledger::default();
         self.learn(at, average, |known| *known = Learner { counted: known.counted, ..learner });
         true
-    }
-
-    pub(super) fn calibration(&self) -> Option<Calibration> {
-        self.learner.lock().as_ref()?.ledger.read()
     }
 
     /// Forgets everything; returns what the pool's mean holds of it.
     pub(super) fn reset(&self) -> Option<Standing> {
         let mut learner = self.learner.lock();
+        *self.ledger.lock() = Ledger::default();
         self.learned_at.store(0, Ordering::Release);
         learner.take()?.counted
     }
@@ -167,8 +160,7 @@ impl Cell {
 impl Default for Learner {
     fn default() -> Self {
         let speed = Fit::new(1.0 - memories::LEARNED);
-        let (steps, ledger) = (Fit::new(memories::STEPS_KEPT), Ledger::default());
-        Self { speed, has_speed: false, counted: None, steps, ledger }
+        Self { speed, has_speed: false, counted: None, steps: Fit::new(memories::STEPS_KEPT) }
     }
 }
 

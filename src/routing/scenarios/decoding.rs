@@ -111,7 +111,7 @@ fn costs(fleet: &Fleet, text: &Text) -> Vec<f64> {
 /// The streams of a replica come at this pace.
 fn at_pace(fleet: &Fleet, slot: usize, per_token: f64) {
     for _ in 0..200 {
-        fleet.dispatcher.model.observe_pace(slot, fleet.now, Pace { per_token, context: 0 });
+        fleet.dispatcher.model.observe_paces(slot, fleet.now, &[Pace { per_token, context: 0 }]);
     }
 }
 

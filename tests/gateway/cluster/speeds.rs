@@ -11,7 +11,7 @@ fn ttfts(gateway: &Gateway) -> Vec<Option<f64>> {
     let pools = gateway.app.fleet.pools();
     let now = gateway.app.gateway.clock.now();
     let model = &pools[0].dispatcher.model;
-    (0..3).map(|slot| model.typical_ttft(slot, now)).collect()
+    (0..3).map(|slot| model.typical_speed(slot, now).map(|[ttft, _]| ttft)).collect()
 }
 
 #[tokio::test]
