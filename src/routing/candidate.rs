@@ -6,7 +6,8 @@ use super::foreign::Foreign;
 use super::load::ReplicaLoad;
 use super::memory::Memory;
 use super::prompt::Prompt;
-use super::target::EngineSnapshot;
+use super::target::{EngineLimits, Target};
+use crate::clock::Stamp;
 use crate::routing::tuning::priors;
 use crate::units::Tokens;
 
@@ -69,22 +70,24 @@ impl<'a> Candidate<'a> {
         self.load.view().decoding() as f64 + self.foreign.running()
     }
 
-    /// A candidate of which the engine has told nothing (yet, or any more).
+    /// A target as one decision sees it.
     #[inline]
-    pub fn new(slot: usize, identity: u64, load: &'a Arc<ReplicaLoad>) -> Self {
+    pub(super) fn of(target: &'a Target, limits: &EngineLimits, now: Stamp) -> Self {
+        let (load, snapshot) = (&target.load, target.snapshot(now, limits).unwrap_or_default());
         Self {
-            slot,
-            identity,
+            slot: target.slot,
+            identity: target.identity,
             load,
-            requests: (load.inflight() + load.past_engine()) as f64,
-            foreign: Foreign::default(),
-            batch_limit: load.batch_limit(),
-            memory: None,
+            requests: (load.inflight() + load.past_engine()) as f64 + snapshot.foreign.requests,
+            foreign: snapshot.foreign,
+            // What the configuration tells wins over what streams have shown, and that over what the engine's page has.
+            batch_limit: limits.batch_limit.or(load.batch_limit()).or(snapshot.batch_limit),
+            memory: snapshot.memory,
             lacks_adapter: false,
-            block_tokens: priors::BLOCK_TOKENS,
-            has_queued: false,
-            success: 1.0,
-            share: 1.0,
+            block_tokens: snapshot.block_tokens.unwrap_or(priors::BLOCK_TOKENS),
+            has_queued: limits.batch_limit.is_some() || target.has_queued(),
+            success: target.success(),
+            share: target.share(),
             hit: Tokens(0),
             is_counted: false,
             blocks: 0,
@@ -101,20 +104,6 @@ impl<'a> Candidate<'a> {
     pub fn may_run_more(&self) -> bool {
         let tried = self.load.peak() + self.load.peak() / 2 + UNPROVED_BATCH;
         self.batch_limit.is_some() || self.load.inflight() < tried
-    }
-
-    /// Adds the engine's own figures.
-    #[inline]
-    #[must_use]
-    pub(super) fn with(self, snapshot: &EngineSnapshot) -> Self {
-        Self {
-            foreign: snapshot.foreign,
-            requests: self.requests + snapshot.foreign.requests,
-            batch_limit: self.batch_limit.or(snapshot.batch_limit),
-            memory: snapshot.memory,
-            block_tokens: snapshot.block_tokens.unwrap_or(priors::BLOCK_TOKENS),
-            ..self
-        }
     }
 }
 

@@ -88,8 +88,10 @@ impl Dispatcher {
         let mut candidates = Vec::with_capacity(targets.size_hint().1.unwrap_or_default());
         let lacks = |target: &Target| ask.lacks_adapter.is_some_and(|slots| slots.contains(target.slot));
         candidates.extend(
-            targets
-                .map(|target| Candidate { lacks_adapter: lacks(target), ..candidate(target, limits, now) }),
+            targets.map(|target| Candidate {
+                lacks_adapter: lacks(target),
+                ..Candidate::of(target, limits, now)
+            }),
         );
         let is_open = |one: &Candidate<'_>| !ask.tried.contains(one.slot) && one.may_run_more();
         if ask.queues_late && candidates.iter().any(is_open) {
@@ -181,19 +183,6 @@ impl Dispatcher {
     /// How long no replica of the pool has answered; `None` where none ever has.
     pub fn silence(&self, now: Stamp) -> Option<Duration> {
         self.last_answer.get().map(|last| now.since(last))
-    }
-}
-
-/// A target as one decision sees it.
-pub(super) fn candidate<'a>(target: &'a Target, limits: &EngineLimits, now: Stamp) -> Candidate<'a> {
-    let own = Candidate::new(target.slot, target.identity, &target.load);
-    let own = Candidate { success: target.success(), share: target.share(), ..own };
-    let own = Candidate { has_queued: limits.batch_limit.is_some() || target.has_queued(), ..own };
-    // What the configuration tells wins over what streams have shown, and that over what the engine's page has.
-    let own = Candidate { batch_limit: limits.batch_limit.or(own.batch_limit), ..own };
-    match target.snapshot(now, limits) {
-        Some(snapshot) => own.with(&snapshot),
-        None => own,
     }
 }
 

@@ -74,7 +74,7 @@ pub struct EngineLimits {
 }
 
 /// A target's newest page as a decision needs it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EngineSnapshot {
     pub(super) foreign: Foreign,
     pub(super) batch_limit: Option<u64>,
@@ -184,7 +184,7 @@ impl Target {
         })
     }
 
-    /// What a decision needs; absent when too old.
+    /// What a decision needs of the page; absent when too old.
     #[inline]
     pub(super) fn snapshot(&self, now: Stamp, limits: &EngineLimits) -> Option<EngineSnapshot> {
         let Published { at, foreign, foreign_waiting, .. } = &self.published;
@@ -193,12 +193,11 @@ impl Target {
             return None;
         }
         let foreign = Foreign { requests: float(foreign), waiting: float(foreign_waiting) };
-        let known = |cell: &AtomicU64| Some(cell.load(Ordering::Relaxed)).filter(|n| *n > 0);
         let block_tokens = self.published.block_tokens.load(Ordering::Relaxed);
         let (capacity, beyond) = (float(&self.published.capacity), float(&self.published.beyond));
         Some(EngineSnapshot {
             foreign,
-            batch_limit: limits.batch_limit.or_else(|| known(&self.published.batch_limit)),
+            batch_limit: Some(self.published.batch_limit.load(Ordering::Relaxed)).filter(|limit| *limit > 0),
             block_tokens: (block_tokens > 0).then_some(u64::from(block_tokens)),
             memory: (capacity > 0.0).then_some(Memory { capacity, beyond }),
         })
@@ -206,7 +205,7 @@ impl Target {
 
     /// Work of others there, by the newest figures.
     pub(super) fn foreign(&self, now: Stamp, limits: &EngineLimits) -> Foreign {
-        self.snapshot(now, limits).map_or_else(Foreign::default, |snapshot| snapshot.foreign)
+        self.snapshot(now, limits).unwrap_or_default().foreign
     }
 }
 

@@ -115,7 +115,7 @@ impl Fleet {
             model: &self.dispatcher.model,
             index: &self.dispatcher.index,
         };
-        let candidate = |target| dispatcher::candidate(target, &LIMITS, self.now);
+        let candidate = |target| Candidate::of(target, &LIMITS, self.now);
         let mut candidates: Vec<_> = self.targets.iter().map(candidate).collect();
         ask(&*self.policy, &query, &mut candidates)
     }
