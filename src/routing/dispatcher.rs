@@ -384,7 +384,8 @@ impl Assignment {
         let (slot, model, terms) = (self.decision.slot, &self.dispatcher.model, &self.decision.terms);
         let output = self.sampling.each(output);
         let prefill = terms.prefill * model.pool.view().ratio(&self.computed, &terms.work);
-        let step = model.estimate(slot, now).itl(self.load.context());
+        let context = self.load.load.context();
+        let step = model.estimate(slot, now).itl(context);
         let decoding = step.as_secs_f64() * output.saturating_sub(Tokens(1)).0 as f64;
         let expected = terms.wait + prefill + terms.base + decoding;
         if expected <= 0.0 {
@@ -392,7 +393,6 @@ impl Assignment {
         }
         let slower = now.since(self.at()).as_secs_f64() / expected;
         let (busy, was_idle) = (span(slower * (prefill + terms.base)), terms.wait <= 0.0);
-        let context = self.load.context();
         model.observe(slot, &TimingSample { work: self.computed, busy, was_idle, context, at: now });
         model.observe_paces(slot, now, &[Pace { per_token: slower * step.as_secs_f64(), context }]);
         model.pool.observe_output(output);

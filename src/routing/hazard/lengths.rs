@@ -29,7 +29,7 @@ pub(in crate::routing) struct Lengths {
 pub(in crate::routing) struct Survival {
     /// Share of answers that have at least as many tokens as the bin's lower edge; one more for the last upper edge.
     reach: [f32; BINS + 1],
-    mean: f32,
+    pub(in crate::routing) mean: f32,
 }
 
 impl Default for Lengths {
@@ -115,11 +115,6 @@ impl Lengths {
 }
 
 impl Survival {
-    /// Mean length of an answer.
-    pub(in crate::routing) fn mean(&self) -> f32 {
-        self.mean
-    }
-
     /// Share of answers of at least so many tokens.
     #[inline]
     pub(in crate::routing) fn at(&self, tokens: f32) -> f32 {
@@ -186,10 +181,10 @@ mod tests {
         for (answers, mean) in
             [(Vec::new(), 257.0), (vec![300; 2000], 300.0), ((0..1024).map(|i| 1 + i % 512).collect(), 256.5)]
         {
-            let found = learned(answers).mean();
+            let found = learned(answers).mean;
             assert!((found / mean - 1.0).abs() < 0.12, "{found} instead of {mean}");
         }
-        assert!(learned([1; 2000]).mean() < 5.0);
+        assert!(learned([1; 2000]).mean < 5.0);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::routing::tuning::{memories, priors};
 #[derive(Debug, Default)]
 pub(super) struct Concurrency {
     /// Most that ran at once.
-    peak: u32,
+    pub(super) peak: u32,
     limit: Option<u32>,
     /// Ends since prompts wait without a pause, and the most that ran meanwhile.
     ends: u32,
@@ -67,11 +67,6 @@ impl Concurrency {
     pub(super) fn limit(&self) -> u32 {
         self.limit.map_or(0, |limit| limit + u32::from(self.untried >= memories::ENOUGH_ANSWERS))
     }
-
-    /// Most that ran at once.
-    pub(super) fn peak(&self) -> u32 {
-        self.peak
-    }
 }
 
 #[cfg(test)]
@@ -92,7 +87,7 @@ mod tests {
             let mut seen = Concurrency::default();
             (1..=places).for_each(|running| seen.began(running));
             saturated(&mut seen, places, ends - 1);
-            assert_eq!((seen.limit(), seen.peak()), (0, places));
+            assert_eq!((seen.limit(), seen.peak), (0, places));
             saturated(&mut seen, places, 1);
             assert_eq!(seen.limit(), places);
         }

@@ -16,7 +16,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::Placement;
 use super::concurrency::Concurrency;
-use crate::clock::Stamp;
+use crate::clock::{AtomicStamp, Stamp};
 use crate::routing::float::span;
 use crate::routing::hazard::lengths::Survival;
 use crate::routing::hazard::{Curve, Running};
@@ -28,13 +28,13 @@ use crate::routing::work::Work;
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     events: AtomicU64,
-    at: AtomicU64,
+    at: AtomicStamp,
 }
 
 impl Progress {
     pub(super) fn update(&self, events: u64, at: Stamp) {
         self.events.store(events, Ordering::Relaxed);
-        self.at.store(at.as_nanos(), Ordering::Relaxed);
+        self.at.store(at);
     }
 }
 
@@ -104,7 +104,7 @@ pub(super) struct InflightLedger {
     unseen_below: u64,
     streams: Vec<Stream>,
     /// Tokens in the context of running streams, as far as they had come at the last refresh.
-    context: u64,
+    pub(super) context: u64,
     /// Those of them that were cached.
     cached: u64,
     last_first_token: Stamp,
@@ -115,10 +115,11 @@ pub(super) struct InflightLedger {
     /// Of earlier steps: they wait for what their answers tell.
     unconfirmed: Vec<Group>,
     /// Streams with a bound that no curve knows yet.
-    fresh: u32,
+    pub(super) fresh: u32,
     /// Answers without a stream that are taken to be computed and have not ended.
     unary: u32,
-    concurrency: Concurrency,
+    /// What was seen of how many run at once.
+    pub(super) concurrency: Concurrency,
     /// When a place in a full batch last came free.
     last_free: Stamp,
     /// When one of as many as ever ran at once ended last, while it is not known how many can.
@@ -195,8 +196,7 @@ impl InflightLedger {
     pub(super) fn quiet_since(&self) -> Option<Stamp> {
         let waiting = self.waiting.iter().chain(&self.overtaken);
         let waiting = waiting.filter(|one| !one.placement.is_followed).map(|one| one.placement.at);
-        let last =
-            |stream: &Stream| stream.first.max(Stamp::from_nanos(stream.progress.at.load(Ordering::Relaxed)));
+        let last = |stream: &Stream| stream.first.max(stream.progress.at.load());
         waiting.chain(self.streams.iter().filter(|stream| !stream.is_followed).map(last)).min()
     }
 
@@ -353,8 +353,9 @@ impl InflightLedger {
     /// The engine's page shows so many requests; the one before it was read at `since`. What was sent before that and is not answered
     /// must be among them: as many of the oldest prompts as are missing are not in the engine's queue.
     pub(super) fn counted(&mut self, shown: usize, since: Stamp) {
-        let moved = |stream: &Stream| Stamp::from_nanos(stream.progress.at.load(Ordering::Relaxed));
-        let runs = |stream: &&Stream| !stream.is_followed && stream.first < since && moved(stream) >= since;
+        let runs = |stream: &&Stream| {
+            !stream.is_followed && stream.first < since && stream.progress.at.load() >= since
+        };
         let sent = self.waiting.iter().take_while(|one| one.placement.at < since).count();
         let running = self.streams.iter().filter(runs).count();
         let missing = (running + sent).saturating_sub(shown).min(sent);
@@ -383,26 +384,16 @@ impl InflightLedger {
         self.fresh -= u32::from(gone.is_fresh);
         self.context = self.context.saturating_sub(gone.prompt.saturating_add(gone.counted));
         self.cached = self.cached.saturating_sub(gone.cached);
-        let end = Stamp::from_nanos(gone.progress.at.load(Ordering::Relaxed));
+        let end = gone.progress.at.load();
         // What ends with its first token was never decoded and held no place.
         if !self.waiting.is_empty() && end.since(gone.first) > memories::ONE_STEP {
             match self.concurrency.limit() {
-                0 if running >= self.concurrency.peak() => self.last_end_at_peak = end,
+                0 if running >= self.concurrency.peak => self.last_end_at_peak = end,
                 limit if limit > 0 && running >= limit => self.last_free = end,
                 _ => {}
             }
             self.concurrency.ended(running);
         }
-    }
-
-    /// What was seen of how many run at once.
-    pub(super) fn concurrency(&self) -> &Concurrency {
-        &self.concurrency
-    }
-
-    /// The engine is another process.
-    pub(super) fn forget_concurrency(&mut self) {
-        self.concurrency = Concurrency::default();
     }
 
     fn running(&self) -> u32 {
@@ -415,17 +406,7 @@ impl InflightLedger {
         }
     }
 
-    /// Streams with a bound that began after the last refresh.
-    pub(super) fn fresh(&self) -> u32 {
-        self.fresh
-    }
-
-    /// Tokens in the context of running streams.
-    pub(super) fn context(&self) -> u64 {
-        self.context
-    }
-
-    /// Those of them that were not cached.
+    /// Tokens in the context of running streams that were not cached.
     pub(super) fn held(&self) -> u64 {
         self.context.saturating_sub(self.cached)
     }
@@ -438,7 +419,7 @@ impl InflightLedger {
         self.estimate_followed(now, known);
         let context = self.count_context(known.per_event);
         for stream in &mut self.streams {
-            let at = stream.progress.at.load(Ordering::Relaxed);
+            let at = stream.progress.at.load().as_nanos();
             let (events_before, at_before) = stream.asked;
             stream.is_fresh = false;
             if !stream.is_followed && stream.events >= events_before + memories::PACE_EVENTS && at > at_before

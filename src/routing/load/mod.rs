@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use self::concurrency::Concurrency;
 pub(super) use self::inflight::Known;
 use self::inflight::{InflightLedger, Progress};
 pub use self::inflight::{Pace, Refreshed, TimingSample};
@@ -188,7 +189,7 @@ impl ReplicaLoad {
     /// The engine is another process: how many it runs at once is not known.
     pub(super) fn restarted(&self) {
         let mut ledger = self.ledger.lock();
-        ledger.forget_concurrency();
+        ledger.concurrency = Concurrency::default();
         self.publish(&ledger);
         self.promises.restarted();
     }
@@ -250,13 +251,13 @@ impl ReplicaLoad {
             cell.store(u32::try_from(tokens).unwrap_or(u32::MAX), Ordering::Relaxed);
         };
         count(&self.head_tokens, head.work.tokens);
-        count(&self.context, ledger.context());
+        count(&self.context, ledger.context);
         count(&self.held, ledger.held());
         self.head_attention.store(head.work.attention, Ordering::Relaxed);
         self.head_since.store(head.since.as_nanos(), Ordering::Relaxed);
-        self.fresh.store(ledger.fresh(), Ordering::Relaxed);
-        self.limit.store(ledger.concurrency().limit(), Ordering::Relaxed);
-        self.peak.store(ledger.concurrency().peak(), Ordering::Relaxed);
+        self.fresh.store(ledger.fresh, Ordering::Relaxed);
+        self.limit.store(ledger.concurrency.limit(), Ordering::Relaxed);
+        self.peak.store(ledger.concurrency.peak, Ordering::Relaxed);
         count(&self.unseen, ledger.unseen());
     }
 }
@@ -265,7 +266,7 @@ impl ReplicaLoad {
 #[derive(Debug)]
 #[must_use = "dropping the guard releases the load at once"]
 pub struct LoadGuard {
-    load: Arc<ReplicaLoad>,
+    pub(super) load: Arc<ReplicaLoad>,
     id: u64,
     progress: Arc<Progress>,
     is_awaiting: bool,
@@ -322,11 +323,6 @@ impl LoadGuard {
     #[inline]
     pub fn progress(&self, events: u64, now: Stamp) {
         self.progress.update(events, now);
-    }
-
-    /// Tokens in the context of the replica's running streams.
-    pub(super) fn context(&self) -> u64 {
-        self.load.context()
     }
 
     /// It gave up without a token: how long the engine had been at it, if it was its turn.

@@ -278,7 +278,7 @@ impl PoolCell {
         // Without a step of its own: how much slack a token brings is for the reader to say.
         let fresh = Running { tokens: 1.0, elapsed: 0.0, bound: FRESH_SPARE as f32, step: 0.0 };
         curve.add(&fresh, survival);
-        for (cell, figure) in [(&self.output, survival.mean()), (&self.goes_on, survival.at(2.0))] {
+        for (cell, figure) in [(&self.output, survival.mean), (&self.goes_on, survival.at(2.0))] {
             cell.store(f64::from(figure));
         }
         for (cell, point) in self.fresh.iter().zip(curve.0) {

@@ -174,7 +174,7 @@ impl PrefixIndex {
         let Some(held) = self.replicas.get(slot) else { return };
         self.used.fetch_max(slot + 1, Ordering::AcqRel);
         let mut held = held.lock();
-        if held.blocks.capacity() > 0 && held.blocks.touch(block, is_coarse) {
+        if held.blocks.capacity > 0 && held.blocks.touch(block, is_coarse) {
             self.groups.set(slot, block);
             self.forget_surplus(slot, &mut held);
         }

@@ -16,8 +16,8 @@ pub(super) struct Held {
     blocks: LinkedHashMap<u64, u32, BuildSame>,
     weight: u64,
     /// Of them, ends.
-    ends: usize,
-    capacity: u64,
+    pub(super) ends: usize,
+    pub(super) capacity: u64,
 }
 
 /// What is evicted.
@@ -35,10 +35,6 @@ impl Held {
         Self { blocks, weight: 0, ends: 0, capacity: capacity.min(MAX_WEIGHT) }
     }
 
-    pub(super) fn capacity(&self) -> u64 {
-        self.capacity
-    }
-
     /// The caller evicts by [`Self::evict_surplus`] afterwards.
     pub(super) fn set_capacity(&mut self, weight: u64) {
         self.capacity = weight.min(MAX_WEIGHT);
@@ -50,12 +46,21 @@ impl Held {
 
     /// Makes a block the newest; true when it was not in the set before.
     pub(super) fn touch(&mut self, hash: u64, is_coarse: bool) -> bool {
-        if self.blocks.to_back(&hash).is_some() {
+        self.insert(hash, if is_coarse { COARSE_WEIGHT } else { 1 })
+    }
+
+    /// The same of an end.
+    pub(super) fn touch_end(&mut self, hash: u64, weight: u32) -> bool {
+        self.insert(hash ^ END_KEY, END | weight & WEIGHT)
+    }
+
+    fn insert(&mut self, key: u64, weight: u32) -> bool {
+        if self.blocks.to_back(&key).is_some() {
             return false;
         }
-        let weight = if is_coarse { COARSE_WEIGHT } else { 1 };
-        self.blocks.insert(hash, weight);
-        self.weight += u64::from(weight);
+        self.blocks.insert(key, weight);
+        self.weight += u64::from(weight & WEIGHT);
+        self.ends += usize::from(weight & END != 0);
         true
     }
 
@@ -67,28 +72,23 @@ impl Held {
     /// Takes out the oldest block.
     pub(super) fn evict(&mut self) -> Option<Entry> {
         let (key, weight) = self.blocks.pop_front()?;
-        self.weight -= u64::from(weight & WEIGHT);
-        self.ends -= usize::from(weight & END != 0);
+        self.forget(weight);
         Some(if weight & END == 0 { Entry::Block(key) } else { Entry::End(key ^ END_KEY) })
     }
 
     /// Takes out a block; false where it is not there.
     pub(super) fn remove(&mut self, hash: u64) -> bool {
-        let Some(weight) = self.blocks.remove(&hash) else { return false };
-        self.weight -= u64::from(weight & WEIGHT);
-        true
+        self.blocks.remove(&hash).map(|weight| self.forget(weight)).is_some()
     }
 
-    /// Makes an end the newest; true when it was not in the set before.
-    pub(super) fn touch_end(&mut self, hash: u64, weight: u32) -> bool {
-        let key = hash ^ END_KEY;
-        if self.blocks.to_back(&key).is_some() {
-            return false;
-        }
-        self.blocks.insert(key, END | weight & WEIGHT);
-        self.weight += u64::from(weight & WEIGHT);
-        self.ends += 1;
-        true
+    /// The same of an end.
+    pub(super) fn remove_end(&mut self, hash: u64) -> bool {
+        self.remove(hash ^ END_KEY)
+    }
+
+    fn forget(&mut self, weight: u32) {
+        self.weight -= u64::from(weight & WEIGHT);
+        self.ends -= usize::from(weight & END != 0);
     }
 
     pub(super) fn has(&self, hash: u64) -> bool {
@@ -99,10 +99,6 @@ impl Held {
         self.has(hash ^ END_KEY)
     }
 
-    pub(super) fn has_ends(&self) -> bool {
-        self.ends > 0
-    }
-
     /// Leaves an end that is continued a weight of one; returns the rest of it.
     pub(super) fn lighten_end(&mut self, hash: u64) -> u32 {
         let Some(weight) = self.blocks.get_mut(&(hash ^ END_KEY)) else { return 0 };
@@ -110,14 +106,6 @@ impl Held {
         *weight -= rest;
         self.weight -= u64::from(rest);
         rest
-    }
-
-    /// Takes out an end; false where there is none.
-    pub(super) fn remove_end(&mut self, hash: u64) -> bool {
-        let Some(weight) = self.blocks.remove(&(hash ^ END_KEY)) else { return false };
-        self.weight -= u64::from(weight & WEIGHT);
-        self.ends -= 1;
-        true
     }
 }
 

@@ -120,7 +120,7 @@ impl PrefixIndex {
         // The replica's lock is held over the table's updates: a bit is set and cleared in the order in which
         // its block came and went.
         let mut held = held.lock();
-        let fitting = fitting(prompt.chain.len(), held.blocks.capacity());
+        let fitting = fitting(prompt.chain.len(), held.blocks.capacity);
         for (at, &hash) in prompt.chain.iter().enumerate().take(fitting).rev() {
             if held.blocks.touch(hash, at >= FINE_BLOCKS) {
                 self.groups.set(slot, hash);
@@ -140,7 +140,7 @@ impl PrefixIndex {
         let Some(held) = self.replicas.get(slot).filter(|_| prefix.tail != 0) else { return };
         self.used.fetch_max(slot + 1, Ordering::AcqRel);
         let mut held = held.lock();
-        if held.blocks.capacity() == 0 {
+        if held.blocks.capacity == 0 {
             return;
         }
         // A prompt that comes again keeps its weight. What is known here by no end takes its place all the same.
@@ -181,7 +181,7 @@ impl PrefixIndex {
         self.change(slot, |replica| {
             // Events take out what is evicted, but no end, of which only the text is known: what the list forgets on its own must not
             // come first.
-            let is_left_to_them = is_followed && !replica.blocks.has_ends();
+            let is_left_to_them = is_followed && replica.blocks.ends == 0;
             let blocks = if is_left_to_them { blocks.saturating_mul(2) } else { blocks };
             replica.blocks.set_capacity(blocks as u64);
         });
@@ -241,7 +241,7 @@ impl PrefixIndex {
     }
 
     fn publish_credit(&self, slot: usize, replica: &Replica) {
-        let credit = if replica.blocks.capacity() == 0 { 0.0 } else { replica.credit.get() };
+        let credit = if replica.blocks.capacity == 0 { 0.0 } else { replica.credit.get() };
         if let Some(cell) = self.credits.get(slot) {
             cell.store((credit as f32).to_bits(), Ordering::Relaxed);
         }
