@@ -3,7 +3,7 @@
 //! A request is sent when a replica begins on it at once or nearly so, and otherwise waits in the gateway: there the order is
 //! ours, and what was sent keeps its prediction. Where no route of the pool has a `[route.queue]` only our own prompts are waited
 //! for, and nobody is refused: who cannot meet its bound any more waits as best effort, with the requests that have none. Where one
-//! has, who would miss its bound because of those before it is refused, and who would miss it on an idle replica as well is best effort. Predictions must be falsifiable: a pool without a first token for [`memories::CONFIRMED_WITHIN`] that has
+//! has, who would miss its bound because of those before it is refused, and who would miss it on an idle replica as well is best effort. Predictions must be falsifiable: a pool without a first token for [`memories::RECENT`] that has
 //! an idle replica, or was sent nothing for as long, gets the request whatever is predicted; otherwise one bad observation would close the route for good.
 
 use std::time::Duration;
@@ -154,17 +154,17 @@ fn held(judged: &Judged<'_>) -> Outlook {
 /// and costs `step` however little that is: where prompts are short and engines slow, a tight bound alone would leave steps half empty.
 fn lookahead(rules: &Rules, step: Duration) -> Duration {
     let by_bound = if rules.base_ttft.is_zero() {
-        prices::UNBOUNDED_LOOKAHEAD
+        prices::MAX_LOOKAHEAD / 4
     } else {
-        rules.base_ttft.mul_f64(prices::LOOKAHEAD).max(MIN_LOOKAHEAD)
+        rules.base_ttft.mul_f64(priors::ERROR).max(MIN_LOOKAHEAD)
     };
     by_bound.max(step.saturating_mul(prices::FILLED_STEPS)).min(prices::MAX_LOOKAHEAD)
 }
 
-/// Whether the pool is due for a request that tests its predictions: silent for [`memories::CONFIRMED_WITHIN`], and one replica idle, or
+/// Whether the pool is due for a request that tests its predictions: silent for [`memories::RECENT`], and one replica idle, or
 /// nothing sent for as long.
 fn is_unproved(judged: &Judged<'_>) -> bool {
-    let is_long = |span: Option<Duration>| span.is_some_and(|span| span >= memories::CONFIRMED_WITHIN);
+    let is_long = |span: Option<Duration>| span.is_some_and(|span| span >= memories::RECENT);
     let is_idle = || judged.candidates.iter().any(|candidate| candidate.requests < 1.0);
     is_long(judged.silence()) && (is_long(judged.pause()) || is_idle())
 }

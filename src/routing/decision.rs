@@ -175,7 +175,7 @@ fn have_holders_room(query: &Query<'_>, candidates: &[Candidate<'_>]) -> bool {
             candidates.iter().filter(|one| one.lacks_adapter == lacks && !query.ask.tried.contains(one.slot));
         those.map(|one| one.requests).reduce(f64::min)
     };
-    matches!((least(false), least(true)), (Some(held), Some(other)) if held <= other + prices::ADAPTER_REQUESTS)
+    matches!((least(false), least(true)), (Some(held), Some(other)) if held <= other + prices::FREE_REQUESTS / 2.0)
 }
 
 /// Candidates that a decision log shows.

@@ -460,7 +460,7 @@ impl InflightLedger {
             |group: &Group| group.is_unsized || group.open.iter().any(|one| one.placement.has_media);
         let is_told = |group: &mut Group| {
             let is_slow = group.sample.busy.as_secs_f64() >= seconds(&group.sample.work);
-            let is_over = group.open.is_empty() || now.since(group.sample.at) > memories::CONFIRMED_WITHIN;
+            let is_over = group.open.is_empty() || now.since(group.sample.at) > memories::RECENT;
             is_over || is_slow && !is_unsized(group)
         };
         let snapshot = self.unconfirmed.extract_if(.., is_told);
@@ -493,7 +493,7 @@ impl InflightLedger {
     fn pass_overdue(&mut self, now: Stamp, seconds: &dyn Fn(&Work) -> f64, passed: &mut Computed) {
         let (overtaken, unseen_below) = (&mut self.overtaken, self.unseen_below);
         self.waiting.retain(|one| {
-            let due = || span(priors::OUTLIER * seconds(&one.placement.work)).max(memories::CONFIRMED_WITHIN);
+            let due = || span(priors::OUTLIER * seconds(&one.placement.work)).max(memories::RECENT);
             let is_passed = (one.is_overtaken || one.id < unseen_below)
                 && !one.placement.is_elsewhere
                 && now.since(one.placement.at) > due();

@@ -103,7 +103,7 @@ impl Default for PoolCell {
     fn default() -> Self {
         let lengths = Lengths::default();
         let survival = lengths.survival();
-        let mean_uncached = 2.0 * priors::ANSWER_TOKENS;
+        let (mean_uncached, round_trip) = (2.0 * priors::ANSWER_TOKENS, 2.0 * priors::JITTER);
         let cell = Self {
             rates: priors::RATES.map(AtomicF64::from),
             fresh: Default::default(),
@@ -120,13 +120,12 @@ impl Default for PoolCell {
                 events: [priors::ANSWERS; 2],
                 taught: 0,
                 slowness: Mean::default(),
-                round_trip: priors::ROUND_TRIP,
+                round_trip,
                 mean_uncached,
             }),
             ledger: Mutex::default(),
         };
-        let (round_trip, step) = (priors::ROUND_TRIP, priors::STEP);
-        cell.average.store(&Estimate { slowness: 1.0, round_trip, step });
+        cell.average.store(&Estimate { slowness: 1.0, round_trip, step: priors::STEP });
         cell.publish_fresh(&survival);
         cell
     }

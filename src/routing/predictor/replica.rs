@@ -60,7 +60,7 @@ impl Cell {
         Some(Estimate {
             slowness: believed(own.slowness, usual.slowness),
             round_trip: believed(own.round_trip, usual.round_trip),
-            step: from_fn(|at| aged(own.step[at], usual.step[at], memories::STEPS_STANDING)),
+            step: from_fn(|at| aged(own.step[at], usual.step[at], memories::RECENT)),
         })
     }
 
@@ -143,7 +143,7 @@ impl Cell {
         // What it was long ago counts for as little as it does in an estimate.
         if let Some(age) = self.age(at).filter(|age| *age >= FRESH) {
             learner.speed.fade(trust(age, memories::STANDING));
-            learner.steps.fade(trust(age, memories::STEPS_STANDING));
+            learner.steps.fade(trust(age, memories::RECENT));
         }
         sample(learner);
         let [slowness, round_trip] = learner.speed.rates(&[average.slowness, average.round_trip]);

@@ -79,7 +79,7 @@ impl Transfers {
         let state = book.pairs.entry(pair).or_default();
         state.failures = state.failures.saturating_add(1);
         let longer = 1 << state.failures.min(MAX_DOUBLINGS).saturating_sub(1);
-        state.avoided_until = now.after(memories::CONFIRMED_WITHIN * longer);
+        state.avoided_until = now.after(memories::RECENT * longer);
         state.has_worked = false;
     }
 
@@ -88,7 +88,7 @@ impl Transfers {
         if self.0.read().pairs.get(&pair).is_some_and(|state| state.failures > 0)
             && let Some(state) = self.0.write().pairs.get_mut(&pair)
         {
-            state.avoided_until = now.after(memories::CONFIRMED_WITHIN);
+            state.avoided_until = now.after(memories::RECENT);
         }
     }
 }

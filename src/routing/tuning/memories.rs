@@ -8,11 +8,10 @@ pub(crate) const QUEUE_SETTLING: f64 = 8.0;
 /// then. With 10 s, one replica of four never gets the system prompt of short chats, since each copy has to pay for itself before its
 /// time; and a slow replica is tried again within minutes.
 pub(crate) const STANDING: Duration = Duration::from_secs(60);
-/// The same of a replica's decoding steps, once it has no stream that shows them: after a slow moment it would stay without streams.
-pub(crate) const STEPS_STANDING: Duration = Duration::from_secs(10);
-/// How long a confirmation is waited for: the cached tokens of a timed prefill, and a first token of a pool whose predictions say that
-/// nothing fits. A pair of replicas whose transfer failed is tried again after as long.
-pub(crate) const CONFIRMED_WITHIN: Duration = Duration::from_secs(10);
+/// The same of what passes sooner: a replica's decoding steps, once it has no stream that shows them: after a slow moment it would stay
+/// without streams. And how long a confirmation is waited for: the cached tokens of a timed prefill, and a first token of a pool whose
+/// predictions say that nothing fits. A pair of replicas whose transfer failed is tried again after as long.
+pub(crate) const RECENT: Duration = Duration::from_secs(10);
 /// Share that the fit of a pool's rates keeps at each sample: shapes change when replicas are replaced.
 pub(crate) const SHAPE_KEPT: f64 = 0.998;
 /// The same for the line of decoding steps: paces come in dozens a second.

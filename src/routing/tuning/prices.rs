@@ -23,8 +23,6 @@ pub(crate) const ADAPTER_LOAD: f64 = 1.0;
 /// Part of the handshake of a pair of replicas that is charged to the request that makes it: it is paid once, and serves those that
 /// come next.
 pub(crate) const HANDSHAKE_SHARE: f64 = 0.06;
-/// The same in requests, for policies that predict nothing.
-pub(crate) const ADAPTER_REQUESTS: f64 = 4.0;
 /// Share of its bound on TTFT that a request may spend waiting for a moment in which it breaks no stream, the predicted wait
 /// included.
 pub(crate) const PATIENCE: f64 = 0.8;
@@ -37,16 +35,14 @@ pub(crate) const FOREIGN_PART: f64 = 3.0;
 /// Share of its bound within which a request must be predicted to be answered to begin to wait, or to go before best effort: what
 /// waits may err.
 pub(crate) const ENTER: f64 = 0.75;
-/// Share of the empty-prompt bound that a request waits at a replica at most.
-pub(crate) const LOOKAHEAD: f64 = 0.1;
 /// What waits at a replica is worth this number of empty steps at least, up to [`MAX_LOOKAHEAD`]: a full step takes some ten times as long as an
 /// empty one, and learned steps come out short. With eight, two of five seeds of embeddings on a 70B model fell behind.
 pub(crate) const FILLED_STEPS: u32 = 16;
-/// Several steps of an engine that computes prompts: what waits there fills them.
+/// Several steps of an engine that computes prompts: what waits there fills them. A quarter of it for requests without a bound: what they
+/// take is felt by the next ones with a bound.
 pub(crate) const MAX_LOOKAHEAD: Duration = Duration::from_millis(200);
-/// The same for requests without a bound: what they take is felt by the next ones with a bound.
-pub(crate) const UNBOUNDED_LOOKAHEAD: Duration = Duration::from_millis(50);
-/// Policy `prefix`: requests that never send a prompt away from its cache. A nearly idle fleet has no mean to speak of.
+/// Policy `prefix`: requests that never send a prompt away from its cache. A nearly idle fleet has no mean to speak of. Half as many are
+/// what loading a LoRA adapter is worth to policies that predict nothing.
 pub(crate) const FREE_REQUESTS: f64 = 8.0;
 /// Policy `prefix`: recent hits that ended alike from which on they are on what prompts share. Turns too short for a block of their
 /// own end alike, too.

@@ -9,8 +9,6 @@ pub(crate) const STEP: [f64; 2] = [0.02, 0.004];
 pub(crate) const TRANSFER: [f64; 2] = [0.02, 0.03];
 /// Seconds of a handshake between two engines: a real pair took 4 to 11 on two busy cores.
 pub(crate) const HANDSHAKE: f64 = 2.0;
-/// Seconds of a round trip.
-pub(crate) const ROUND_TRIP: f64 = 0.01;
 /// Tokens that an engine computes in one step: its own limit (vLLM: `--max-num-batched-tokens`) is not among its metrics.
 pub(crate) const STEP_TOKENS: u64 = 4096;
 /// Tokens of one of the engine's KV blocks: vLLM's on GPUs.
@@ -30,7 +28,8 @@ pub(crate) const ALIKE: f64 = 0.15;
 pub(crate) const OUTLIER: f64 = 2.0;
 /// Outliers in a row on one side that are a change: the past is let go.
 pub(crate) const CHANGE: i32 = 5;
-/// Seconds that say nothing: scheduling, the network. Costs that differ by less are a tie.
+/// Seconds that say nothing: scheduling, the network one way. Costs that differ by less are a tie.
 pub(crate) const JITTER: f64 = 0.005;
-/// Share by which predictions of first tokens err: costs that differ by less are a tie. And the margin of admission.
+/// Share by which predictions of first tokens err: costs that differ by less are a tie. And the margin of admission: no more
+/// of a bound is waited for at a replica.
 pub(crate) const ERROR: f64 = 0.1;
