@@ -8,17 +8,15 @@ use std::collections::HashMap;
 use redis::{Pipeline, RedisError};
 
 use super::connected::Connected;
-use super::refusals::Written;
 use crate::admission::{Amounts, Claim, TenantLimiter};
 
-/// Publishes what this gateway has taken, and learns what the others have; of every budget where `is_due`.
+/// Publishes what this gateway has taken, and learns what the others have; of every budget where `is_due`. Whether there was any.
 pub(super) async fn look(
     at: &Connected<'_>,
     tenants: &TenantLimiter,
     is_due: bool,
-) -> Result<Written, RedisError> {
+) -> Result<bool, RedisError> {
     let claims = tenants.claims(is_due, at.clock.wall(at.clock.now()));
-    let round = if claims.is_empty() { Written::Nothing } else { Written::Taken };
     for claims in claims.chunks(MAX_CLAIMS) {
         let mut asking = Pipeline::with_capacity(3 * claims.len());
         for claim in claims {
@@ -33,7 +31,7 @@ pub(super) async fn look(
             take_in(at.field, tenants, claim, &taken);
         }
     }
-    Ok(round)
+    Ok(!claims.is_empty())
 }
 
 fn take_in(own: &str, tenants: &TenantLimiter, claim: &Claim, taken: &HashMap<Vec<u8>, Vec<u8>>) {

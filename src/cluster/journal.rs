@@ -12,7 +12,6 @@ use redis::aio::MultiplexedConnection;
 use super::connected::Connected;
 use super::link::UntilLost;
 use super::places::Places;
-use super::refusals::Written;
 use super::{wait_for_pages, wire};
 use crate::clock::{Clock, Stamp, ticks};
 use crate::routing::notice::{Event, Notice};
@@ -65,17 +64,18 @@ impl Journal {
         }
     }
 
-    async fn write(&self, connection: &mut MultiplexedConnection) -> Result<Written, RedisError> {
+    /// Whether there was anything to write.
+    async fn write(&self, connection: &mut MultiplexedConnection) -> Result<bool, RedisError> {
         let entry = std::mem::take(&mut *self.unwritten.lock());
         if entry.is_empty() {
-            return Ok(Written::Nothing);
+            return Ok(false);
         }
         let most = (MAX_BYTES / entry.len()).min(MAX_ENTRIES);
         let mut adding = redis::cmd("XADD");
         adding.arg(&self.key).arg("MAXLEN").arg("~").arg(most).arg("*").arg(FIELD).arg(&entry[..]);
         let id: String = adding.query_async(connection).await?;
         *self.newest.lock() = id;
-        redis::cmd("EXPIRE").arg(&self.key).arg(KEPT).query_async::<()>(connection).await.map(Into::into)
+        redis::cmd("EXPIRE").arg(&self.key).arg(KEPT).query_async::<()>(connection).await.map(|()| true)
     }
 
     async fn read(

@@ -13,7 +13,6 @@ use tokio::sync::mpsc;
 use super::FLUSH_EVERY;
 use super::connected::Connected;
 use super::link::UntilLost;
-use super::refusals::Written;
 use crate::clock::{Clock, Stamp, ticks};
 use crate::config::Secret;
 use crate::digits;
@@ -57,14 +56,10 @@ impl SharedPins {
         }
     }
 
-    async fn write(
-        &self,
-        connection: &mut MultiplexedConnection,
-        most: usize,
-    ) -> Result<Written, RedisError> {
+    async fn write(&self, connection: &mut MultiplexedConnection, most: usize) -> Result<bool, RedisError> {
         let unshared = self.pins.take_unshared(most);
         if unshared.is_empty() {
-            return Ok(Written::Nothing);
+            return Ok(false);
         }
         let mut writing = Pipeline::with_capacity(unshared.len());
         for (id, pin) in &unshared {
@@ -75,7 +70,7 @@ impl SharedPins {
         if written.is_err() {
             self.pins.put_back(unshared.into_iter().map(|(id, _)| id));
         }
-        written.map(Into::into)
+        written.map(|()| true)
     }
 
     async fn answer(

@@ -29,29 +29,20 @@ pub(super) struct Refusals<'a> {
     all: &'a Refused,
 }
 
-/// What a round came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Written {
-    /// There was nothing to write.
-    Nothing,
-    /// The broker took it.
-    Taken,
-}
-
 impl Refusals<'_> {
     /// Whether it is refused now.
     pub(super) fn is_refused(&self) -> bool {
         self.mark.is_some()
     }
 
-    /// Notes how a round went. One that wrote nothing proves nothing: a full broker can still be read.
+    /// Notes how a round went, and whether it wrote. One that did not proves nothing: a full broker can still be read.
     ///
     /// # Errors
     /// Where the connection ended.
-    pub(super) fn note(&mut self, result: Result<impl Into<Written>, RedisError>) -> Result<(), LinkError> {
-        match result.map(Into::into) {
-            Ok(Written::Nothing) => {}
-            Ok(Written::Taken) => {
+    pub(super) fn note(&mut self, result: Result<bool, RedisError>) -> Result<(), LinkError> {
+        match result {
+            Ok(false) => {}
+            Ok(true) => {
                 if self.mark.take().is_some() {
                     tracing::info!(ended = self.what, "cluster: the broker takes writes again");
                 }
@@ -66,12 +57,5 @@ impl Refusals<'_> {
             }
         }
         Ok(())
-    }
-}
-
-/// Of a round that writes wherever it has to.
-impl From<()> for Written {
-    fn from((): ()) -> Self {
-        Self::Taken
     }
 }

@@ -9,7 +9,6 @@ use redis::RedisError;
 
 use super::connected::Connected;
 use super::link::UntilLost;
-use super::refusals::Written;
 use crate::clock::ticks;
 use crate::fleet::pool::PoolState;
 use crate::fleet::speeds::PoolSpeeds;
@@ -20,11 +19,10 @@ pub(super) async fn run(at: &Connected<'_>) -> UntilLost {
     loop {
         ticks.tick().await;
         // One round over all pools: what one of them is refused would otherwise end with the next.
-        let mut round = Ok(Written::Nothing);
+        let mut round = Ok(false);
         for pool in at.fleet.pools().iter() {
             match share(at, pool).await {
-                Ok(Written::Taken) if round.is_ok() => round = Ok(Written::Taken),
-                Ok(_) => {}
+                Ok(wrote) => round = round.map(|before| before || wrote),
                 Err(error) => round = Err(error),
             }
         }
@@ -32,7 +30,8 @@ pub(super) async fn run(at: &Connected<'_>) -> UntilLost {
     }
 }
 
-async fn share(at: &Connected<'_>, pool: &Arc<PoolState>) -> Result<Written, RedisError> {
+/// Whether it wrote.
+async fn share(at: &Connected<'_>, pool: &Arc<PoolState>) -> Result<bool, RedisError> {
     let (connection, clock) = (&mut at.connection(), at.clock);
     let key = format!("{}:speeds:{}", at.cluster, pool.name);
     if pool.dispatcher.model.pool.is_young() {
@@ -41,16 +40,16 @@ async fn share(at: &Connected<'_>, pool: &Arc<PoolState>) -> Result<Written, Red
         if let Some(replicas) = known.and_then(|known| pool.take_speeds(&known, clock.now())) {
             tracing::info!(pool = %pool.name, replicas, "cluster: speeds are known from other gateways");
         }
-        return Ok(Written::Nothing);
+        return Ok(false);
     }
     let mut asking = redis::cmd("SET");
     asking.arg(format!("{key}:turn")).arg("").arg("NX").arg("PX").arg(TURN_MS);
     let turn: Option<String> = asking.query_async(connection).await?;
     let speeds = turn.and_then(|_| serde_json::to_vec(&pool.speeds(clock.now())?).ok());
-    let Some(speeds) = speeds else { return Ok(Written::Taken) };
+    let Some(speeds) = speeds else { return Ok(true) };
     let mut writing = redis::cmd("SET");
     writing.arg(&key).arg(speeds).arg("EX").arg(KEPT);
-    writing.query_async::<()>(connection).await.map(Into::into)
+    writing.query_async::<()>(connection).await.map(|()| true)
 }
 
 /// Between two looks, and between two writes of one pool.

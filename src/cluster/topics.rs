@@ -12,7 +12,6 @@ use redis::{Pipeline, RedisError};
 
 use super::connected::Connected;
 use super::link::UntilLost;
-use super::refusals::Written;
 use crate::clock::{Stamp, ticks};
 
 /// Every topic of this gateway.
@@ -109,7 +108,7 @@ impl Topics {
         }
     }
 
-    async fn look(&self, at: &Connected<'_>) -> Result<Written, RedisError> {
+    async fn look(&self, at: &Connected<'_>) -> Result<bool, RedisError> {
         let (beat, own): (u64, Vec<(String, String)>) = {
             let mut state = self.0.lock();
             state.beat += 1;
@@ -117,7 +116,7 @@ impl Topics {
             (state.beat, state.topics.iter().map(|(name, topic)| (name.clone(), topic.own.clone())).collect())
         };
         if own.is_empty() {
-            return Ok(Written::Nothing);
+            return Ok(false);
         }
         let mut asking = Pipeline::with_capacity(3 * own.len());
         for (topic, text) in &own {
@@ -134,7 +133,7 @@ impl Topics {
                 topic.take(in_text(fields), at.field, now);
             }
         }
-        Ok(Written::Taken)
+        Ok(true)
     }
 
     /// Drops fields that were not renewed for [`KEPT`]: those who are alive keep the hash itself from expiring. When a field was
