@@ -54,7 +54,7 @@ pub struct Deps {
 
 /// Begins to publish, and to look for the broker.
 pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
-    let (outbox, notices) = queue(MAX_QUEUED);
+    let (outbox, notices) = queue(MAX_QUEUED, true);
     Places::announce(&deps.fleet.pools(), &outbox);
     let pins = SharedPins::new(&config.name, seed, &deps.gateway.pins);
     let keys = KeyRing::new(&config.name, seed, Arc::clone(&deps.keys));

@@ -19,7 +19,7 @@ use crate::config::Secret;
 use crate::digits;
 use crate::fleet::registry::Fleet;
 use crate::fleet::speeds::PoolSpeeds;
-use crate::routing::notice::{Notice, Outbox, decisions};
+use crate::routing::notice::{Notice, Outbox, queue};
 use crate::state_file::{self, Version};
 
 /// The file, and what will be in it.
@@ -63,7 +63,7 @@ struct Kept {
 impl Snapshot {
     /// Begins to note decisions; [`Self::run`] does the rest.
     pub fn start(path: PathBuf, seed: &Secret, fleet: &Arc<Fleet>, clock: Clock) -> Arc<Self> {
-        let (outbox, notices) = decisions(MAX_QUEUED);
+        let (outbox, notices) = queue(MAX_QUEUED, false);
         Places::announce(&fleet.pools(), &outbox);
         let head = wire::Head { sender: fastrand::u64(..), sequence: 0, seed: fingerprint(seed) };
         let (fleet, notices, entries) = (Arc::clone(fleet), Mutex::new(notices), Mutex::default());

@@ -55,18 +55,11 @@ pub(super) fn begin(head: &Head, batch: &mut Vec<u8>) {
 
 /// Adds a notice.
 pub(super) fn push(notice: &Notice, now: Stamp, batch: &mut Vec<u8>) {
-    let kind = match &notice.event {
-        Event::Placed(_) => PLACED,
-        Event::FirstToken => FIRST_TOKEN,
-        Event::Ended(_) => ENDED,
-        Event::Left(_) => LEFT,
-    };
-    batch.push(kind);
-    let size_at = batch.len();
-    batch.push(0);
+    let begin = batch.len();
+    batch.extend_from_slice(&[0, 0]);
     batch.extend_from_slice(&notice.id.to_le_bytes());
     batch.extend_from_slice(&tenths(now.since(notice.at)).to_le_bytes());
-    match &notice.event {
+    let kind = match &notice.event {
         Event::Placed(placed) => {
             let Prefix { tail, held, fork, landmark, added } = placed.prefix;
             for word in [placed.place, tail, held, fork] {
@@ -78,22 +71,25 @@ pub(super) fn push(notice: &Notice, now: Stamp, batch: &mut Vec<u8>) {
             batch.extend_from_slice(&placed.tpot.map_or(0, |tpot| tenths(tpot).max(1)).to_le_bytes());
             batch.push(flag(placed.is_stream, IS_STREAM) | flag(placed.is_elsewhere, IS_ELSEWHERE));
             batch.extend_from_slice(&landmark.to_le_bytes());
+            PLACED
         }
-        Event::FirstToken => {}
+        Event::FirstToken => FIRST_TOKEN,
         Event::Ended(usage) => {
             let flags = flag(usage.prompt.is_some(), HAS_PROMPT) | flag(usage.cached.is_some(), HAS_CACHED);
             batch.push(flags);
             batch.extend_from_slice(&short(usage.prompt.unwrap_or_default()).to_le_bytes());
             batch.extend_from_slice(&short(usage.cached.unwrap_or_default()).to_le_bytes());
+            ENDED
         }
         Event::Left(left) => {
             batch.extend_from_slice(&left.place.to_le_bytes());
             batch.push(flag(left.is_failing, IS_FAILING));
+            LEFT
         }
-    }
-    let size = batch.len() - size_at - 1;
-    if let Some(byte) = batch.get_mut(size_at) {
-        *byte = u8::try_from(size).unwrap_or(u8::MAX);
+    };
+    let size = batch.len() - begin - 2;
+    if let Some([kind_at, size_at, ..]) = batch.get_mut(begin..) {
+        (*kind_at, *size_at) = (kind, u8::try_from(size).unwrap_or(u8::MAX));
     }
 }
 

@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn a_conversation_that_another_gateway_began_is_continued_where_its_cache_is() {
         let (one, other) = (Gateway::new(), Gateway::new());
-        let (outbox, notices) = queue(100);
+        let (outbox, notices) = queue(100, true);
         one.dispatcher.announce(&outbox, "p");
         let chain: Vec<u64> =
             (1..=600).map(|block| xxhash_rust::xxh3::xxh3_64(&[block as u8, (block >> 8) as u8])).collect();
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn prompts_that_share_a_part_are_joined_though_each_gateway_has_had_one_alone() {
         let (one, other) = (Gateway::new(), Gateway::new());
-        let (outbox, notices) = queue(100);
+        let (outbox, notices) = queue(100, true);
         one.dispatcher.announce(&outbox, "p");
         let block = |from: u64| move |at: u64| xxhash_rust::xxh3::xxh3_64(&(from + at).to_le_bytes());
         let prompt =

@@ -138,17 +138,8 @@ pub struct Outbox {
     dropped: AtomicU64,
 }
 
-/// A queue of at most `capacity` notices.
-pub fn queue(capacity: usize) -> (Arc<Outbox>, Receiver<Notice>) {
-    queue_of(capacity, true)
-}
-
-/// As [`queue`], of decisions alone.
-pub fn decisions(capacity: usize) -> (Arc<Outbox>, Receiver<Notice>) {
-    queue_of(capacity, false)
-}
-
-fn queue_of(capacity: usize, is_whole: bool) -> (Arc<Outbox>, Receiver<Notice>) {
+/// A queue of at most `capacity` notices, of decisions alone unless `is_whole`.
+pub fn queue(capacity: usize, is_whole: bool) -> (Arc<Outbox>, Receiver<Notice>) {
     let (notices, receiver) = sync_channel(capacity);
     (Arc::new(Outbox { notices, is_whole, next: AtomicU32::new(0), dropped: AtomicU64::new(0) }), receiver)
 }

@@ -33,7 +33,7 @@ impl ReplayedGateways {
     pub fn new(routers: Vec<ProductRouter>, shares: bool) -> Self {
         let count = routers.len();
         let gateway = |router: ProductRouter| {
-            let (outbox, notices) = queue(MOST_NOTICES);
+            let (outbox, notices) = queue(MOST_NOTICES, true);
             if shares {
                 router.announce(&outbox);
             }

@@ -10,7 +10,7 @@ use super::*;
 use crate::clock::millis as at;
 use crate::config::PolicyName;
 use crate::kv_events::batch::{Block, Medium, Stored};
-use crate::routing::notice::{self, Notice, decisions};
+use crate::routing::notice::{self, Notice, queue};
 use crate::routing::prefix_index::Turn;
 use crate::routing::{Ask, Dispatcher, EngineLimits, Prompt, SlotSet, Target, policies};
 use crate::units::Tokens;
@@ -230,7 +230,7 @@ fn what_is_predicted_after_a_restart_is_what_the_engine_finds() {
     for (seed, follows_events) in (0..4).flat_map(|seed| [(seed, true), (seed, false)]) {
         let (mut random, mut scene) = (fastrand::Rng::with_seed(seed), Scene::new(560));
         scene.resize(follows_events);
-        let (outbox, notices) = decisions(1000);
+        let (outbox, notices) = queue(1000, false);
         scene.dispatcher.announce(&outbox, "p");
         // More than the engine holds.
         let prompts: Vec<_> = (0..12).map(|n| tokens(&mut random, 700 + 90 * n)).collect();
