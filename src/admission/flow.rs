@@ -55,7 +55,7 @@ impl<T> Flow<T> {
 
     /// Its first, if that has grown old as best effort.
     pub(super) fn old(&self, aging: &Aging) -> Option<(&Self, FlowKey, &QueueEntry<T>)> {
-        let (key, entry) = self.waiting.first_key_value().filter(|_| self.lane.is_best_effort())?;
+        let (key, entry) = self.waiting.first_key_value().filter(|_| self.lane.is_best_effort)?;
         aging.is_old(entry.old_at.filter(|_| entry.reason == WaitReason::Late)).then_some((self, *key, entry))
     }
 

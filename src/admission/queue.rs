@@ -132,7 +132,7 @@ impl<T: Clone> WaitQueue<T> {
             && let Some(entry) = flow.waiting.get(&position.key)
         {
             let (share, is_long, work) = (flow.share.clone(), flow.is_long, entry.work);
-            let is_old = flow.lane.is_best_effort() && self.aging.is_old(entry.old_at);
+            let is_old = flow.lane.is_best_effort && self.aging.is_old(entry.old_at);
             self.charge(&share, is_long, work, now);
             if is_old {
                 self.aging.took_turn(work);
@@ -280,7 +280,7 @@ impl<T: Clone> WaitQueue<T> {
         }
         below()
             .filter_map(|flow| flow.last(is_its))
-            .max_by_key(|(lane, position)| (lane.priority(), *lane, position.key))
+            .max_by_key(|(lane, position)| (lane.priority, *lane, position.key))
             .map(|(_, position)| position)
     }
 
@@ -290,7 +290,7 @@ impl<T: Clone> WaitQueue<T> {
         let victim = rest.usages.furthest_over(&waiter.usage(), over, waiter.bytes, weight)?;
         let (lane, last) = self.last_of(&victim, rest)?;
         // What may be shed takes the place of nothing that is above it.
-        let may_take = waiter.share.priority >= 0 || lane.priority() >= waiter.lane().priority();
+        let may_take = waiter.share.priority >= 0 || lane.priority >= waiter.lane().priority;
         may_take.then_some(last)
     }
 
@@ -339,7 +339,7 @@ impl<T: Clone> WaitQueue<T> {
         let old = self.flows.iter().filter_map(|flow| flow.old(&self.aging));
         let (flow, key, entry) = old.min_by_key(|(_, key, _)| *key)?;
         // Higher priorities go first, whatever waits.
-        let may_go = flow.lane.priority() <= lane.priority() && self.aging.has_turn(entry.work);
+        let may_go = flow.lane.priority <= lane.priority && self.aging.has_turn(entry.work);
         may_go.then_some((flow, key, entry))
     }
 

@@ -166,7 +166,7 @@ fn lookahead(rules: &Rules, step: Duration) -> Duration {
 fn is_unproved(judged: &Judged<'_>) -> bool {
     let is_long = |span: Option<Duration>| span.is_some_and(|span| span >= memories::RECENT);
     let is_idle = || judged.candidates.iter().any(|candidate| candidate.requests < 1.0);
-    is_long(judged.silence()) && (is_long(judged.pause()) || is_idle())
+    is_long(judged.dispatcher.silence(judged.query.aim.now)) && (is_long(judged.pause()) || is_idle())
 }
 
 fn span_nanos(span: Duration) -> u64 {

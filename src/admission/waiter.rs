@@ -33,24 +33,16 @@ pub struct Share {
 /// Requests of a lane go before those of the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Lane {
-    is_best_effort: bool,
-    priority: Reverse<i32>,
+    /// Whether its requests have no bound that can be met.
+    pub(super) is_best_effort: bool,
+    /// Ordered as lanes are: the lowest priority last.
+    pub(super) priority: Reverse<i32>,
 }
 
 impl Lane {
     /// That of a request.
     pub(super) fn of(share: &Share, outlook: &Outlook) -> Self {
         Self { is_best_effort: outlook.slack.is_none(), priority: Reverse(share.priority) }
-    }
-
-    /// Whether its requests have no bound that can be met.
-    pub(super) fn is_best_effort(self) -> bool {
-        self.is_best_effort
-    }
-
-    /// Ordered as lanes are: the lowest priority last.
-    pub(super) fn priority(self) -> Reverse<i32> {
-        self.priority
     }
 }
 

@@ -86,7 +86,7 @@ impl Observers {
 
     /// Writes and exports queued data, for at most about `limit`, and states that outlast the process, for at most `states`.
     pub async fn shutdown(&self, limit: Duration, states: Duration) {
-        self.scale.end();
+        self.scale.ended.cancel();
         tokio::join!(
             self.observer.shutdown(limit),
             service::end(&self.drift, states),

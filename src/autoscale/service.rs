@@ -21,7 +21,8 @@ use crate::observe::metrics::Metrics;
 #[derive(Default)]
 pub struct Board {
     pools: Mutex<Wanted>,
-    ended: CancellationToken,
+    /// Ends the task.
+    pub ended: CancellationToken,
 }
 
 /// By pool.
@@ -34,11 +35,6 @@ impl Board {
     /// What a pool should have; `None` where there is no such pool, or nobody has looked at it yet.
     pub fn of(&self, pool: &str) -> Option<Recommendation> {
         self.pools.lock().get(pool).cloned()
-    }
-
-    /// Ends the task.
-    pub fn end(&self) {
-        self.ended.cancel();
     }
 }
 

@@ -25,7 +25,8 @@ pub struct Identity {
     /// Revision of its pool when it was found.
     pub began_as: Arc<str>,
     served: ArcSwap<Served>,
-    zone: Mutex<Option<Arc<str>>>,
+    /// `zone` of its configuration.
+    pub(super) zone: Mutex<Option<Arc<str>>>,
 }
 
 /// One of several engines behind one URL (data parallelism).
@@ -64,15 +65,6 @@ impl Identity {
     /// Takes other labels from now on: its name or its pool's revision changed.
     pub(super) fn relabel(&self, served: Served) {
         self.served.store(Arc::new(served));
-    }
-
-    /// `zone` of its configuration.
-    pub(super) fn zone(&self) -> Option<Arc<str>> {
-        self.zone.lock().clone()
-    }
-
-    pub(super) fn set_zone(&self, zone: Option<Arc<str>>) {
-        *self.zone.lock() = zone;
     }
 
     /// Spreads keys over replicas: ranks of one URL are told apart.

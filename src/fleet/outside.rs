@@ -38,9 +38,11 @@ pub struct OutsideCharge {
     reserved: [Option<f64>; 2],
     prompt: Tokens,
     /// Content events so far.
-    seen: u64,
-    usage: TokenCounts,
-    is_sent: bool,
+    pub seen: u64,
+    /// What the provider counted.
+    pub usage: TokenCounts,
+    /// The request goes there.
+    pub is_sent: bool,
 }
 
 impl OutsideUse {
@@ -73,24 +75,6 @@ impl OutsideUse {
         let (state, prompt) = (Arc::clone(self), demand.prompt);
         let usage = TokenCounts::default();
         Ok(OutsideCharge { state, reserved, prompt, seen: 0, usage, is_sent: false })
-    }
-}
-
-impl OutsideCharge {
-    /// The request goes there.
-    pub fn sent(&mut self) {
-        self.is_sent = true;
-    }
-
-    /// Content events that have come by now.
-    #[inline]
-    pub fn progress(&mut self, events: u64) {
-        self.seen = events;
-    }
-
-    /// The provider counted.
-    pub fn used(&mut self, usage: TokenCounts) {
-        self.usage = usage;
     }
 }
 
@@ -132,19 +116,19 @@ mod tests {
         let state = Arc::new(OutsideUse::default());
         let ask = |now| state.reserve(&outside, demand, at(now));
         let mut first = ask(0).unwrap();
-        first.sent();
+        first.is_sent = true;
         assert!(ask(0).is_err(), "60 of 100 are reserved");
-        first.used(TokenCounts { input: Some(Tokens(12)), output: Some(Tokens(8)), cached: None });
+        first.usage = TokenCounts { input: Some(Tokens(12)), output: Some(Tokens(8)), cached: None };
         drop(first);
         let unsent = ask(0).unwrap();
         drop(unsent);
         let mut without_usage = ask(0).unwrap();
-        without_usage.sent();
-        without_usage.progress(5);
+        without_usage.is_sent = true;
+        without_usage.seen = 5;
         drop(without_usage);
         let mut larger = ask(0).unwrap();
-        larger.sent();
-        larger.used(TokenCounts { input: None, output: Some(Tokens(200)), cached: None });
+        larger.is_sent = true;
+        larger.usage = TokenCounts { input: None, output: Some(Tokens(200)), cached: None };
         drop(larger);
         // 20, 15 and 210 were used, of 100 and as many in a minute.
         assert!(ask(100).is_err() && !state.has_room(&outside, demand, at(120)));

@@ -71,14 +71,14 @@ impl Pick {
     pub fn progress(&mut self, events: u64, choices: u64, now: Stamp) {
         self.assignment.progress(events / choices, now);
         if let Some(outside) = &mut self.outside {
-            outside.progress(events);
+            outside.seen = events;
         }
     }
 
     /// The engine's `usage` of the answer, or of as much of it as came.
     pub fn used(&mut self, tokens: TokenCounts) {
         if let Some(outside) = &mut self.outside {
-            outside.used(tokens);
+            outside.usage = tokens;
         }
     }
 

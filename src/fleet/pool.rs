@@ -5,7 +5,7 @@
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio_util::sync::CancellationToken;
@@ -57,7 +57,7 @@ pub struct PoolState {
     /// InferenceObjectives that its requests may name.
     pub objectives: Objectives,
     /// Some engine told which LoRA adapters it holds.
-    tells_adapters: AtomicBool,
+    pub tells_adapters: AtomicBool,
     /// A route of it continues broken streams.
     pub(super) migrates: AtomicBool,
 }
@@ -327,15 +327,6 @@ impl PoolState {
             let seconds = took.as_secs_f64();
             tracing::info!(pool = %self.name, replica = %replica.name(), seconds, "cold start");
         }
-    }
-
-    pub(super) fn note_adapters(&self) {
-        self.tells_adapters.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether any of its engines tells which LoRA adapters it holds.
-    pub fn tells_adapters(&self) -> bool {
-        self.tells_adapters.load(Ordering::Relaxed)
     }
 
     /// Limits of its engines as configured.

@@ -269,7 +269,7 @@ impl Replica {
             is_in_slow_start: self.health.warmth.is_in_slow_start(),
             warm_up: own.warm_up.load_full(),
             lacks: engine.lacks.load().as_slice().into(),
-            zone: self.identity.zone(),
+            zone: self.identity.zone.lock().clone(),
         };
         ReplicaStatus {
             pool: Arc::clone(&served.pool),

@@ -248,7 +248,7 @@ impl Scraper {
     fn note_adapters(&self, replica: &Replica, page: &str) {
         if let Some(told) = metrics_text::lora_requests(page, replica.identity.rank) {
             replica.engine.adapters.seen(told.adapters(), told.max);
-            self.pool.note_adapters();
+            self.pool.tells_adapters.store(true, Ordering::Relaxed);
         }
     }
 

@@ -3,6 +3,7 @@
 //! What a leg changes is defined once, for quotes and for picks: [`Ask::for_prefill`] and [`Ask::for_decode`].
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -238,7 +239,7 @@ fn distinguished(request: &Prepared) -> u64 {
 
 /// Replicas that would have to load the adapter that the request names; `None` where none holds it.
 fn lacks_adapter(pool: &PoolState, request: &Prepared, replicas: &[Arc<Replica>]) -> Option<SlotSet> {
-    let model = request.model.as_deref().filter(|_| pool.tells_adapters())?;
+    let model = request.model.as_deref().filter(|_| pool.tells_adapters.load(Ordering::Relaxed))?;
     let holds = |replica: &&Arc<Replica>| replica.engine.adapters.holds(model);
     let lacks = |replica: &&Arc<Replica>| !holds(replica);
     let is_held = replicas.iter().any(|replica| holds(&replica));

@@ -44,7 +44,7 @@ pub(super) fn uri(client: &Uri) -> Uri {
 /// Counts an attempt there, apart.
 pub(super) fn count(gateway: &Gateway, prepared: &Prepared, pick: &mut Pick) {
     let Some(charge) = &mut pick.outside else { return };
-    charge.sent();
+    charge.is_sent = true;
     let labels = [&*prepared.route.config.name, &pick.pool.name, &prepared.share.tenant];
     gateway.observer.metrics.families.requests.outside.inc(labels);
 }

@@ -118,7 +118,7 @@ impl Ledger {
     /// Takes an event of a replica in.
     pub(super) fn take(&mut self, slot: usize, event: &Event, at: Stamp, index: &PrefixIndex) {
         let Some(picture) = self.pictures.get_mut(&slot) else { return };
-        let block_tokens = picture.block_tokens();
+        let block_tokens = picture.block_tokens;
         let gone = |change: Change| self.meanings.gone(slot, change, block_tokens, index);
         match event {
             Event::Stored(run) => {
@@ -133,7 +133,7 @@ impl Ledger {
     /// A prompt was answered: its counts hold at once, whatever its blocks are.
     pub(super) fn answered(&mut self, report: &PromptReport, index: &PrefixIndex) {
         let Some(counts) = Counts::of(report) else { return };
-        let block_tokens = self.pictures.get(&report.slot).map_or(0, Picture::block_tokens);
+        let block_tokens = self.pictures.get(&report.slot).map_or(0, |picture| picture.block_tokens);
         let before = report.turn.continues.and_then(|whole| index.exact.end(report.slot, whole));
         if let Some(cached) = counts.cached
             && block_tokens > 0
@@ -194,7 +194,7 @@ impl Ledger {
     pub(super) fn join(&mut self, report: &PromptReport, look: Look, index: &PrefixIndex) -> PromptOutcome {
         let Some(counts) = Counts::of(report) else { return PromptOutcome::Nothing };
         let Some(picture) = self.pictures.get(&report.slot) else { return PromptOutcome::Nothing };
-        let size = picture.block_tokens();
+        let size = picture.block_tokens;
         if size == 0 || counts.prompt < size {
             return if size == 0 { PromptOutcome::Unknown } else { PromptOutcome::Nothing };
         }
@@ -229,7 +229,7 @@ impl Ledger {
         look: Look,
         text: Option<u64>,
     ) -> Result<Tip, PromptOutcome> {
-        let size = picture.block_tokens();
+        let size = picture.block_tokens;
         let from = counts.cached.map(|cached| cached / size);
         let (whole, last) = (counts.prompt / size, counts.end() / size);
         if from.is_some_and(|from| from >= last) {

@@ -20,8 +20,8 @@ pub(super) struct Numbers {
     next: Option<u64>,
     /// Lower ones cannot come from the process that was followed when the connection was made.
     floor: u64,
-    /// Every one since the process began was taken in.
-    is_complete: bool,
+    /// Every one since the process began was taken in, or since its cache was emptied: what was before does not matter.
+    pub(super) is_complete: bool,
     has_skipped: bool,
 }
 
@@ -52,16 +52,6 @@ impl Numbers {
         self.next = Some(number.saturating_add(1));
     }
 
-    /// Another process begins to count.
-    pub(super) fn restart(&mut self) {
-        *self = Self::default();
-    }
-
-    /// The cache was emptied: what was before does not matter.
-    pub(super) fn emptied(&mut self) {
-        self.is_complete = true;
-    }
-
     /// The first number that is not known.
     pub(super) fn next(&self) -> u64 {
         self.next.unwrap_or_default()
@@ -70,10 +60,6 @@ impl Numbers {
     /// Whether none was skipped since the connection was made, or since the last call.
     pub(super) fn is_gapless(&mut self) -> bool {
         !std::mem::take(&mut self.has_skipped)
-    }
-
-    pub(super) fn is_complete(&self) -> bool {
-        self.is_complete
     }
 }
 
@@ -87,7 +73,7 @@ mod tests {
         numbers.connected();
         assert_eq!(numbers.judge(5), Due::Next);
         numbers.took(5);
-        assert!(!numbers.is_complete(), "those before it were missed");
+        assert!(!numbers.is_complete, "those before it were missed");
         assert_eq!(numbers.judge(6), Due::Next);
         assert_eq!((numbers.judge(9), numbers.next()), (Due::Missing, 6));
         (6..=9).for_each(|number| numbers.took(number));
@@ -95,14 +81,14 @@ mod tests {
         assert_eq!(numbers.judge(8), Due::Known, "it came by a replay, too");
         numbers.connected();
         assert_eq!(numbers.judge(0), Due::Restarted);
-        numbers.restart();
+        numbers = Numbers::default();
         numbers.took(0);
-        assert!(numbers.is_complete());
+        assert!(numbers.is_complete);
         numbers.took(2);
         assert!(!numbers.is_gapless() && numbers.is_gapless());
-        assert!(!numbers.is_complete());
-        numbers.emptied();
+        assert!(!numbers.is_complete);
+        numbers.is_complete = true;
         numbers.took(3);
-        assert!(numbers.is_complete());
+        assert!(numbers.is_complete);
     }
 }

@@ -23,7 +23,7 @@ pub(super) struct Picture {
     recent: VecDeque<Recent>,
     /// Of those held, where the engine computes.
     in_gpu: usize,
-    block_tokens: u32,
+    pub(super) block_tokens: u32,
     capacity: usize,
 }
 
@@ -62,11 +62,6 @@ pub(super) struct Change {
 impl Picture {
     pub(super) fn new(capacity: usize) -> Self {
         Self { capacity: capacity.clamp(1, MAX_BLOCKS), ..Self::default() }
-    }
-
-    /// Tokens in a block; 0 before the first.
-    pub(super) fn block_tokens(&self) -> u32 {
-        self.block_tokens
     }
 
     /// Blocks held: those where the engine computes, and those in tiers behind it alone.
@@ -270,7 +265,7 @@ mod tests {
         store(&mut picture, &run(None, &[1, 2]));
         store(&mut picture, &chunk);
         store(&mut picture, &run(None, &[3]));
-        assert_eq!((picture.counts(), picture.block_tokens()), ((3, 0), 16));
+        assert_eq!((picture.counts(), picture.block_tokens), ((3, 0), 16));
     }
 
     #[test]

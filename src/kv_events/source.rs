@@ -220,7 +220,7 @@ impl Source {
             Due::Missing => self.fill(replay_at, number).await,
             Due::Restarted => {
                 self.gap(GapOutcome::Restarted);
-                self.numbers.restart();
+                self.numbers = Numbers::default();
                 self.signal(What::Restarted).await;
                 if number > 0 {
                     self.catch_up(replay_at).await;
@@ -282,7 +282,7 @@ impl Source {
                 1,
             );
             if *event == Event::Cleared {
-                self.numbers.emptied();
+                self.numbers.is_complete = true;
             }
         }
         self.note_complete();
@@ -309,7 +309,7 @@ impl Source {
     }
 
     fn note_complete(&self) {
-        let (replica, is_complete) = (self.replica.name(), self.numbers.is_complete());
+        let (replica, is_complete) = (self.replica.name(), self.numbers.is_complete);
         self.families().complete.set([&self.pool.name, &replica], Some(f64::from(u8::from(is_complete))));
     }
 

@@ -16,7 +16,7 @@ use crate::units::AtomicF64;
 /// path, read by every decision.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
-    standing: AtomicF64,
+    pub(super) standing: AtomicF64,
     noted: Mutex<Stamp>,
 }
 
@@ -29,16 +29,10 @@ impl Backlog {
         // A long queue beside short ones is for the other replicas to relieve: the fleet has time.
         let waiting = (all - longest) / fast_max(count - 1.0, 1.0);
         let passed = now.since(std::mem::replace(&mut self.noted.lock(), now)).as_secs_f64();
-        let standing = self.standing();
+        let standing = self.standing.load();
         // Bunches of arrivals make a queue that is gone a moment later: it would be wrong to pay for it.
         let settled = standing + (1.0 - (-passed / memories::QUEUE_SETTLING).exp()) * (waiting - standing);
         self.standing.store(settled);
-    }
-
-    /// Standing queue of the fleet, in prompts per replica.
-    #[inline]
-    pub(super) fn standing(&self) -> f64 {
-        self.standing.load()
     }
 }
 
@@ -70,12 +64,12 @@ mod tests {
         for turn in 1..600 {
             backlog.note(Stamp::from_nanos(turn * 100_000_000), waiting.iter().map(|&n| Waiting(n)));
         }
-        others_wait(backlog.standing())
+        others_wait(backlog.standing.load())
     }
 
     #[test]
     fn nobody_waits_and_nobody_is_there() {
-        for nobody in [noted(&[0.0; 3]), noted(&[]), others_wait(Backlog::default().standing())] {
+        for nobody in [noted(&[0.0; 3]), noted(&[]), others_wait(Backlog::default().standing.load())] {
             assert_eq!(nobody, 1.0);
         }
     }
@@ -102,7 +96,7 @@ mod tests {
             for turn in from * 100..(from + seconds) * 100 {
                 backlog.note(Stamp::from_nanos(turn * 10_000_000), [Waiting(prompts); 2].into_iter());
             }
-            backlog.standing()
+            backlog.standing.load()
         };
         waits(0, 60, 0.0);
         assert!(waits(60, 1, 4.0) < 0.5);

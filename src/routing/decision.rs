@@ -27,12 +27,12 @@ pub fn decide(policy: &dyn Policy, query: &Query<'_>, candidates: &mut [Candidat
     let keeps_to_holders = !policy.predicts() && have_holders_room(query, candidates);
     let passed_over = passed_over(query, candidates, keeps_to_holders);
     let eligible = Eligible::new(candidates, passed_over.as_ref().unwrap_or(query.ask.tried));
-    let mut choice = match eligible.count() {
+    let mut choice = match eligible.count {
         0 => return None,
         1 => Choice { at: eligible.iter().next()?.0, reason: Reason::Only },
         _ => policy.choose(query, &eligible)?,
     };
-    let count = eligible.count();
+    let count = eligible.count;
     let winner = candidates.get(choice.at)?;
     if choice.reason == Reason::Prefix && policy.predicts() && !stakes.is_won_by_hit(winner, &eligible) {
         choice.reason = Reason::Load;

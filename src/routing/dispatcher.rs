@@ -51,7 +51,8 @@ pub struct Dispatcher {
 
 /// A decision that has not been acted on.
 pub struct Judged<'a> {
-    dispatcher: &'a Arc<Dispatcher>,
+    /// What its pool knows.
+    pub dispatcher: &'a Arc<Dispatcher>,
     /// The request.
     pub query: Query<'a>,
     /// Whether the request was tried elsewhere, or nothing is known by which it could be held back.
@@ -230,11 +231,6 @@ impl<'a> Judged<'a> {
     /// A step of the pool's engines with nothing in it: what each step costs beside its tokens.
     pub fn step(&self) -> Duration {
         span(self.dispatcher.model.pool.view().step(0))
-    }
-
-    /// How long no replica of the pool has answered; `None` where none ever has.
-    pub fn silence(&self) -> Option<Duration> {
-        self.dispatcher.silence(self.query.aim.now)
     }
 
     /// How long nothing was sent to any replica of the pool; `None` where nothing ever was.

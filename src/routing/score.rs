@@ -71,7 +71,7 @@ impl<'a> Stakes<'a> {
             gap,
             per_gap: 1.0 / (1.0 + allowed),
             usual: query.model.pool.average.slowness.load(),
-            standing: query.model.backlog.standing(),
+            standing: query.model.backlog.standing.load(),
             waited: query.aim.waited.as_secs_f64(),
             per_bound: slo.ttft.map_or(0.0, |bound| 1.0 / bound.as_secs_f64().max(1e-3)),
             late: MissCurve::TTFT,

@@ -81,7 +81,7 @@ impl Membership {
         if is_configured {
             known.connections.set_limit(config.max_connections.get());
         }
-        known.identity.set_zone(member.spec.zone.clone());
+        *known.identity.zone.lock() = member.spec.zone.clone();
         known.hold(member.held);
     }
 
@@ -111,7 +111,7 @@ impl Membership {
                 self.pool.dispatcher.forget(slot);
                 let served = served(config, &member.spec, name_of(member, rank));
                 let identity = Identity::new(endpoint.clone(), rank, member.instance.clone(), served);
-                identity.set_zone(member.spec.zone.clone());
+                *identity.zone.lock() = member.spec.zone.clone();
                 let replica = Replica::new(slot, identity, Arc::clone(&connections), self.deps.clock);
                 if let Some((old, reason)) = &former {
                     replica.engine.models.store(old.engine.models.load_full());

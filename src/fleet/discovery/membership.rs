@@ -89,7 +89,7 @@ impl Membership {
         let wanted: Vec<Source> = Source::all(&config.discovery).collect();
         {
             let mut roster = self.roster.lock();
-            roster.plays(config.role);
+            roster.role = config.role;
             roster.configure(&config.replicas, config.data_parallel, self.deps.clock.now());
             for kind in [SourceKind::File, SourceKind::Dns, SourceKind::Kubernetes] {
                 if wanted.iter().any(|source| source.kind() == kind) {

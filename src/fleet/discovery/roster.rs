@@ -124,7 +124,7 @@ pub(crate) struct Roster {
     seen_ranks: HashMap<Endpoint, u32>,
     data_parallel: DataParallel,
     /// Of the pool.
-    role: Role,
+    pub(crate) role: Role,
 }
 
 /// The pool's replicas by all of its sources.
@@ -138,11 +138,6 @@ pub(crate) struct TargetSet {
 }
 
 impl Roster {
-    /// What the pool is for, from now on.
-    pub(crate) fn plays(&mut self, role: Role) {
-        self.role = role;
-    }
-
     /// Takes over a configuration: its list, and how ranks are told.
     pub(crate) fn configure(&mut self, replicas: &[ReplicaSpec], data_parallel: DataParallel, now: Stamp) {
         self.data_parallel = data_parallel;
@@ -476,7 +471,7 @@ mod tests {
             (Role::Decode, vec!["d@d", "b@b", "n@n"]),
             (Role::Both, vec!["p@p", "d@d", "b@b", "n@n"]),
         ] {
-            roster.plays(role);
+            roster.role = role;
             assert_eq!(shown(&mut roster), expected, "{role:?}");
             assert_eq!(roster.target_set().of_other_role, 4 - expected.len());
         }
@@ -534,7 +529,7 @@ mod tests {
     #[test]
     fn only_targets_that_the_pool_may_use_count_as_serving() {
         let mut roster = roster(&[SourceKind::Kubernetes]);
-        roster.plays(Role::Decode);
+        roster.role = Role::Decode;
         let labelled = |host, role, is_serving| Found { role: Some(role), is_serving, ..found(host, host) };
         let (prefill, idle) = (labelled("p", Role::Prefill, true), labelled("d", Role::Decode, false));
         roster.answered(SourceKind::Kubernetes, vec![prefill, idle.clone()], at(0));

@@ -89,7 +89,8 @@ pub struct Eligible<'a> {
     candidates: &'a [Candidate<'a>],
     /// `None` where nobody is, which is nearly always.
     excluded: Option<&'a SlotSet>,
-    count: usize,
+    /// How many there are.
+    pub(super) count: usize,
 }
 
 impl<'a> Eligible<'a> {
@@ -99,11 +100,6 @@ impl<'a> Eligible<'a> {
         }
         let all = Self { candidates, excluded: Some(excluded), count: 0 };
         Self { count: all.iter().count(), ..all }
-    }
-
-    /// How many there are.
-    pub fn count(&self) -> usize {
-        self.count
     }
 
     /// Each with its index.

@@ -51,7 +51,7 @@ impl Policy for Prefix {
 /// Requests at each replica if all had the same, this one included.
 fn fair_share(eligible: &Eligible<'_>) -> f64 {
     let total: f64 = eligible.iter().map(|(_, candidate)| candidate.requests).sum();
-    (total + 1.0) / eligible.count().max(1) as f64
+    (total + 1.0) / eligible.count.max(1) as f64
 }
 
 /// How many requests a replica may have and still be taken for its cache.

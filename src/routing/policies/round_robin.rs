@@ -21,7 +21,7 @@ impl Policy for RoundRobin {
     }
 
     fn choose(&self, query: &Query<'_>, eligible: &Eligible<'_>) -> Option<Choice> {
-        let turn = turn(&self.turn, query).checked_rem(eligible.count())?;
+        let turn = turn(&self.turn, query).checked_rem(eligible.count)?;
         let (at, _) = eligible.iter().nth(turn)?;
         Some(Choice { at, reason: Reason::RoundRobin })
     }
