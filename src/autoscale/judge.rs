@@ -6,44 +6,6 @@
 
 use crate::api::scale::{ScaleLoad, ScalePrediction};
 use crate::labels::labels;
-use crate::routing::Typical;
-
-/// A pool's load, and what it is held to. Seconds and requests.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Load {
-    /// Requests a second.
-    pub(super) rate: f64,
-    /// Costs of one of them.
-    pub(super) typical: Typical,
-    /// Sequences that one engine runs at once, where known.
-    pub(super) batch_limit: Option<f64>,
-    /// Tokens that fit into one engine's KV cache, where known, ...
-    pub(super) cache_tokens: Option<f64>,
-    /// ... and those that one running sequence holds.
-    pub(super) context: f64,
-    /// Bound on TTFT.
-    pub(super) ttft: Option<f64>,
-    /// Bound on TPOT.
-    pub(super) tpot: Option<f64>,
-}
-
-impl Load {
-    /// As the admin API answers.
-    pub(super) fn shown(&self) -> ScaleLoad {
-        ScaleLoad {
-            batch_limit: self.batch_limit,
-            cache_tokens: self.cache_tokens,
-            context_tokens: self.context,
-            decode_step: self.typical.step,
-            decode_step_per_sequence: self.typical.per_sequence,
-            output_tokens: self.typical.output,
-            prefill: self.typical.prefill,
-            rate: self.rate,
-            tpot_bound: self.tpot,
-            ttft_bound: self.ttft,
-        }
-    }
-}
 
 labels! {
     /// What would break first with one replica less.
@@ -66,10 +28,10 @@ labels! {
 }
 
 /// The smallest number of engines, from 1 to `most`, that holds every bound, and what one less would break. `most` where none does.
-pub(super) fn needed(load: &Load, most: usize) -> (usize, Limit) {
+pub(super) fn needed(load: &ScaleLoad, round_trip: f64, most: usize) -> (usize, Limit) {
     let mut broken = Limit::None;
     for n in 1..=most.max(1) {
-        match outcome(load, n).and_then(|outcome| within(load, &outcome)) {
+        match outcome(load, round_trip, n).and_then(|outcome| within(load, round_trip, &outcome)) {
             Ok(()) => return (n, broken),
             Err(limit) => broken = limit,
         }
@@ -82,16 +44,16 @@ pub(super) fn needed(load: &Load, most: usize) -> (usize, Limit) {
 ///
 /// # Errors
 /// The limit at which no steady state exists.
-pub(super) fn outcome(load: &Load, n: usize) -> Result<ScalePrediction, Limit> {
+pub(super) fn outcome(load: &ScaleLoad, round_trip: f64, n: usize) -> Result<ScalePrediction, Limit> {
     let engines = n.max(1) as f64;
-    let Typical { prefill, step, per_sequence, output, round_trip, .. } = load.typical;
+    let ScaleLoad { prefill, decode_step: step, decode_step_per_sequence: per_sequence, .. } = *load;
     let rate = load.rate.max(0.0) / engines;
     let utilisation = rate * prefill;
     if utilisation >= MAX_UTILISATION {
         return Err(Limit::Prefill);
     }
     // Concurrency c = rate × output × (step + per_sequence × c) / (1 − utilisation), solved for c.
-    let tokens = rate * output;
+    let tokens = rate * load.output_tokens;
     let spare = 1.0 - utilisation - tokens * per_sequence;
     if spare <= 1.0 - MAX_UTILISATION {
         return Err(Limit::Decode);
@@ -112,24 +74,24 @@ pub(super) fn outcome(load: &Load, n: usize) -> Result<ScalePrediction, Limit> {
 }
 
 /// Whether every bound holds.
-fn within(load: &Load, outcome: &ScalePrediction) -> Result<(), Limit> {
+fn within(load: &ScaleLoad, round_trip: f64, outcome: &ScalePrediction) -> Result<(), Limit> {
     if load.batch_limit.is_some_and(|limit| outcome.running_per_replica > limit) {
         return Err(Limit::Batch);
     }
     if load
         .cache_tokens
-        .is_some_and(|tokens| outcome.running_per_replica * load.context > tokens * MAX_CACHE_USAGE)
+        .is_some_and(|tokens| outcome.running_per_replica * load.context_tokens > tokens * MAX_CACHE_USAGE)
     {
         return Err(Limit::Cache);
     }
     // A bound that an idle engine misses is not held by more of them.
-    let step = load.typical.step;
+    let step = load.decode_step;
     let held = |bound: f64| if bound < step { step * UNBOUND_SLACK } else { bound };
-    if load.tpot.is_some_and(|bound| outcome.itl > held(bound)) {
+    if load.tpot_bound.is_some_and(|bound| outcome.itl > held(bound)) {
         return Err(Limit::Tpot);
     }
-    let idle = load.typical.round_trip + load.typical.prefill + load.typical.step;
-    if load.ttft.is_some_and(|bound| outcome.ttft_p99 > bound.max(idle * UNBOUND_SLACK)) {
+    let idle = round_trip + load.prefill + step;
+    if load.ttft_bound.is_some_and(|bound| outcome.ttft_p99 > bound.max(idle * UNBOUND_SLACK)) {
         return Err(Limit::Ttft);
     }
     Ok(())
@@ -164,8 +126,8 @@ const UNBOUND_SLACK: f64 = 2.0;
 
 /// 100 ms of prefill, 200 tokens at 10 ms and 0.5 ms more for each sequence.
 #[cfg(test)]
-pub(super) fn typical() -> Typical {
-    Typical {
+pub(super) fn typical() -> crate::routing::Typical {
+    crate::routing::Typical {
         uncached: 1000.0,
         output: 200.0,
         prefill: 0.1,
@@ -179,30 +141,46 @@ pub(super) fn typical() -> Typical {
 mod tests {
     use super::*;
 
-    fn load(rate: f64) -> Load {
-        Load { rate, typical: typical(), context: 1100.0, ..Load::default() }
+    fn load(rate: f64) -> ScaleLoad {
+        ScaleLoad {
+            rate,
+            context_tokens: 1100.0,
+            decode_step: 0.01,
+            decode_step_per_sequence: 0.0005,
+            output_tokens: 200.0,
+            prefill: 0.1,
+            ..ScaleLoad::default()
+        }
+    }
+
+    fn needed(load: &ScaleLoad, most: usize) -> (usize, Limit) {
+        super::needed(load, 0.01, most)
+    }
+
+    fn outcome(load: &ScaleLoad, n: usize) -> Result<ScalePrediction, Limit> {
+        super::outcome(load, 0.01, n)
     }
 
     #[test]
     fn more_load_never_needs_fewer_replicas_and_each_bound_can_be_the_one_that_counts() {
-        let bounded = |rate| Load { ttft: Some(1.0), tpot: Some(0.03), ..load(rate) };
+        let bounded = |rate| ScaleLoad { ttft_bound: Some(1.0), tpot_bound: Some(0.03), ..load(rate) };
         let all: Vec<usize> = (0..200).map(|rate| needed(&bounded(f64::from(rate) / 2.0), 512).0).collect();
         assert!(all.is_sorted(), "{all:?}");
         assert_eq!((all[0], needed(&bounded(0.0), 512).1), (1, Limit::None));
         // One replica decodes 5 × 200 tokens a second at most: 10 ms of step for 20 sequences at once.
-        let limits = |load: Load| needed(&load, 512).1;
+        let limits = |load: ScaleLoad| needed(&load, 512).1;
         assert_eq!(limits(load(20.0)), Limit::Decode);
-        assert_eq!(limits(Load { batch_limit: Some(4.0), ..load(20.0) }), Limit::Batch);
-        assert_eq!(limits(Load { cache_tokens: Some(5_000.0), ..load(20.0) }), Limit::Cache);
-        assert_eq!(limits(Load { tpot: Some(0.013), ..load(20.0) }), Limit::Tpot);
-        assert_eq!(limits(Load { ttft: Some(0.25), ..load(20.0) }), Limit::Ttft);
-        let long = Typical { prefill: 2.0, output: 2.0, ..load(0.0).typical };
-        assert_eq!(limits(Load { typical: long, ..load(20.0) }), Limit::Prefill);
+        assert_eq!(limits(ScaleLoad { batch_limit: Some(4.0), ..load(20.0) }), Limit::Batch);
+        assert_eq!(limits(ScaleLoad { cache_tokens: Some(5_000.0), ..load(20.0) }), Limit::Cache);
+        assert_eq!(limits(ScaleLoad { tpot_bound: Some(0.013), ..load(20.0) }), Limit::Tpot);
+        assert_eq!(limits(ScaleLoad { ttft_bound: Some(0.25), ..load(20.0) }), Limit::Ttft);
+        let long = ScaleLoad { prefill: 2.0, output_tokens: 2.0, ..load(20.0) };
+        assert_eq!(limits(long), Limit::Prefill);
     }
 
     #[test]
     fn a_bound_that_an_idle_engine_misses_asks_for_no_more_of_them() {
-        let found = needed(&Load { tpot: Some(0.005), ..load(2.0) }, 512);
+        let found = needed(&ScaleLoad { tpot_bound: Some(0.005), ..load(2.0) }, 512);
         assert!(found.0 <= 2, "{found:?}");
     }
 
@@ -223,7 +201,7 @@ mod tests {
     #[test]
     fn a_large_pool_needs_less_slack_than_a_small_one() {
         let per_replica = |rate: f64| {
-            let load = Load { ttft: Some(0.5), batch_limit: Some(16.0), ..load(rate) };
+            let load = ScaleLoad { ttft_bound: Some(0.5), batch_limit: Some(16.0), ..load(rate) };
             rate / needed(&load, 512).0 as f64
         };
         assert!(per_replica(100.0) > 1.15 * per_replica(4.0), "{} {}", per_replica(100.0), per_replica(4.0));
@@ -235,8 +213,8 @@ mod tests {
         for rate in figures {
             for prefill in figures {
                 for output in figures {
-                    let typical = Typical { prefill, output, ..load(0.0).typical };
-                    let load = Load { rate, typical, ttft: Some(0.0), tpot: Some(0.0), ..load(0.0) };
+                    let (ttft_bound, tpot_bound, output_tokens) = (Some(0.0), Some(0.0), output);
+                    let load = ScaleLoad { prefill, output_tokens, ttft_bound, tpot_bound, ..load(rate) };
                     let (n, _) = needed(&load, 7);
                     assert!((1..=7).contains(&n));
                     if let Ok(found) = outcome(&load, n) {
@@ -248,6 +226,6 @@ mod tests {
             }
         }
         // A bound that no number of replicas holds does not want the fleet's end.
-        assert!(needed(&Load { ttft: Some(0.001), ..load(5.0) }, 512).0 < 10);
+        assert!(needed(&ScaleLoad { ttft_bound: Some(0.001), ..load(5.0) }, 512).0 < 10);
     }
 }

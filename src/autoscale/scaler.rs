@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::forecast::Forecast;
-use super::judge::{Limit, Load, needed, outcome};
-use crate::api::scale::{PoolScale, ScalePrediction, ScaleTerms};
+use super::judge::{Limit, needed, outcome};
+use crate::api::scale::{PoolScale, ScaleLoad, ScalePrediction, ScaleTerms};
 use crate::config::{Scale, TtftBound};
 use crate::fleet::demand::{EngineLoad, PoolLoad};
 use crate::fleet::status::ReplicaState;
@@ -121,14 +121,14 @@ impl Scaler {
         let is_idle = self.active.is_none_or(|active| now - active >= scale.idle_after.as_secs_f64());
         let is_young = now - *self.began.get_or_insert(now) < MINUTE;
         let seen = Activity { is_idle, is_young, there };
-        let judged = self.judge(now, load, &ready, target, &mut answer);
-        if judged.is_none() {
+        if self.judge(now, load, &ready, target, &mut answer).is_none() {
             answer.needed_replicas = there;
             answer.reason = "no answer has been measured yet: as many as there are".to_owned();
         }
         self.decide(now, target, seen, &mut answer);
-        let outcome = judged.and_then(|load| outcome(&load, answer.desired_replicas.max(1)).ok());
-        answer.terms.predicted = outcome;
+        answer.terms.predicted = answer.terms.load.as_ref().zip(load.typical).and_then(|(load, typical)| {
+            outcome(load, typical.round_trip, answer.desired_replicas.max(1)).ok()
+        });
         Recommendation { scale: answer }
     }
 
@@ -172,7 +172,7 @@ impl Scaler {
         (answer.desired_replicas, answer.needed_replicas) = (replicas, needed);
     }
 
-    /// Replicas that load needs, and why; returns what is judged. `None` before anything is measured.
+    /// Replicas that load needs, and why; `None` before anything is measured.
     fn judge(
         &mut self,
         now: f64,
@@ -180,7 +180,7 @@ impl Scaler {
         ready: &[&EngineLoad],
         target: &Target,
         answer: &mut PoolScale,
-    ) -> Option<Load> {
+    ) -> Option<()> {
         let per_replica = load.engines_per_replica.max(1);
         let typical = load.typical?;
         let (most_replicas, terms) = (answer.max_replicas, &mut answer.terms);
@@ -205,24 +205,25 @@ impl Scaler {
         let prompt = Tokens(typical.uncached as u64);
         let strictest =
             target.ttft.iter().map(|bound| bound.for_prompt(prompt).as_secs_f64()).min_by(f64::total_cmp);
-        let judged = Load {
+        let mut judged = ScaleLoad {
             rate: terms.arrival_rate + terms.foreign_rate,
-            typical,
+            decode_step: typical.step,
+            decode_step_per_sequence: typical.per_sequence,
+            output_tokens: typical.output,
+            prefill: typical.prefill,
             batch_limit: mean(|engine| engine.batch_limit.map(|limit| limit as f64)),
             cache_tokens: mean(|engine| engine.cache_tokens.map(|tokens| tokens as f64)),
-            context: mean(|engine| engine.context).unwrap_or(typical.uncached + typical.output / 2.0),
-            ttft: strictest,
-            tpot: target.tpot.map(|bound| bound.as_secs_f64()),
+            context_tokens: mean(|engine| engine.context).unwrap_or(typical.uncached + typical.output / 2.0),
+            ttft_bound: strictest,
+            tpot_bound: target.tpot.map(|bound| bound.as_secs_f64()),
         };
-        terms.unexplained_running = self.unexplained(now, &judged, ready);
+        terms.unexplained_running = self.unexplained(now, &judged, typical.round_trip, ready);
         // Answers are longer, or steps slower, than was learned.
-        let typical = Typical { output: typical.output * terms.unexplained_running, ..typical };
-        let rate = judged.rate + terms.arrival_growth + terms.backlog_rate;
-        let judged = Load { rate, typical, ..judged };
+        judged.output_tokens *= terms.unexplained_running;
+        judged.rate = judged.rate + terms.arrival_growth + terms.backlog_rate;
         // One more than is allowed says that what is allowed is not enough.
         let most = (most_replicas + 1).saturating_mul(per_replica);
-        let (by_model, limit) = needed(&judged, most);
-        terms.load = Some(judged.shown());
+        let (by_model, limit) = needed(&judged, typical.round_trip, most);
         let serving = ready.iter().map(|engine| engine.share.clamp(0.0, 1.0)).sum::<f64>();
         // What the model does not know shows in the prediction: more than is there, at most twice as much at a time.
         let pressure = match (strictest, load.predicted_ttft) {
@@ -245,15 +246,17 @@ impl Scaler {
             format!("{:.2} requests a second need {replicas}: with fewer {}", judged.rate, limit.as_str())
         };
         answer.needed_replicas = replicas;
-        Some(judged)
+        answer.terms.load = Some(judged);
+        Some(())
     }
 
     /// How many times as many sequences run as the model explains, over about a minute: 1 to [`MAX_UNEXPLAINED`].
-    fn unexplained(&mut self, now: f64, judged: &Load, ready: &[&EngineLoad]) -> f64 {
+    fn unexplained(&mut self, now: f64, judged: &ScaleLoad, round_trip: f64, ready: &[&EngineLoad]) -> f64 {
         let running = |engine: &&EngineLoad| engine.running.unwrap_or(engine.inflight as f64);
         let running = self.running.note(now, ready.iter().map(running).sum());
         let spread = |outcome: ScalePrediction| outcome.running_per_replica * ready.len() as f64;
-        let Some(explained) = outcome(judged, ready.len()).ok().map(spread).filter(|_| !ready.is_empty())
+        let Some(explained) =
+            outcome(judged, round_trip, ready.len()).ok().map(spread).filter(|_| !ready.is_empty())
         else {
             return 1.0;
         };

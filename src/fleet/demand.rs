@@ -37,7 +37,7 @@ pub struct PoolLoad {
 }
 
 /// One engine at one moment.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineLoad {
     /// Name of the replica.
     pub replica: Arc<str>,

@@ -48,19 +48,7 @@ impl Pool {
 }
 
 fn engine(n: usize, state: ReplicaState) -> EngineLoad {
-    EngineLoad {
-        replica: format!("r{n}").into(),
-        state,
-        share: 1.0,
-        inflight: 0,
-        followed: 0,
-        running: None,
-        waiting: None,
-        batch_limit: None,
-        cache_tokens: None,
-        context: None,
-        cold_starts: Default::default(),
-    }
+    EngineLoad { replica: format!("r{n}").into(), state, share: 1.0, ..EngineLoad::default() }
 }
 
 fn changes(wanted: &[usize]) -> usize {
