@@ -186,6 +186,7 @@ const FEW: f64 = 3.0;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::seconds as at;
 
     fn shares(queued: f64, idle: f64) -> Option<SeenWait> {
         Some(SeenWait { queued, idle })
@@ -194,7 +195,6 @@ mod tests {
     #[test]
     fn the_share_of_a_wait_in_the_engine_s_queue_is_known_by_the_pages_of_that_time() {
         let facts = EngineFacts::default();
-        let at = |seconds: u64| Stamp::from_nanos(seconds * 1_000_000_000);
         for second in 0..100 {
             facts.saw_queue(if second % 4 == 0 { 3.0 } else { 0.0 }, Some(2.0), second % 8, at(second));
         }
@@ -208,7 +208,6 @@ mod tests {
     #[test]
     fn a_request_that_an_idle_engine_does_not_have_is_before_it() {
         let facts = EngineFacts::default();
-        let at = |seconds: u64| Stamp::from_nanos(seconds * 1_000_000_000);
         let idle =
             |from: u64, to: u64| (from..to).for_each(|at_| facts.saw_queue(0.0, Some(0.0), 1, at(at_)));
         idle(0, 10);
@@ -221,7 +220,6 @@ mod tests {
     #[test]
     fn the_last_seconds_of_an_engine_are_known_by_its_counters() {
         let facts = EngineFacts::default();
-        let at = |seconds: u64| Stamp::from_nanos(seconds * 1_000_000_000);
         let scraped = |seconds: u64, sum: f64, count: f64, preemptions: f64| {
             let counters = EngineCounters {
                 ttft: Some((sum, count)),

@@ -132,10 +132,7 @@ const MAX_PAIRS: usize = 1 << 16;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn at(seconds: u64) -> Stamp {
-        Stamp::from_nanos(seconds * 1_000_000_000)
-    }
+    use crate::clock::seconds as at;
 
     #[test]
     fn seconds_per_token_are_learned_and_a_handshake_is_no_part_of_them() {
