@@ -39,9 +39,6 @@ pub(super) struct Stakes<'a> {
     /// Seconds that it has waited, and one over its TTFT bound; the bound is infinite where it has none.
     waited: f64,
     per_bound: f64,
-    /// What a late first token costs, and a slow stream.
-    late: MissCurve,
-    slow: MissCurve,
     /// Seconds per token; infinite where unbounded.
     tpot: f64,
     /// Seconds between two tokens; infinite where unbounded. And the share of a stream's bound that one longer gap uses up.
@@ -74,8 +71,6 @@ impl<'a> Stakes<'a> {
             standing: query.model.backlog.standing.load(),
             waited: query.aim.waited.as_secs_f64(),
             per_bound: slo.ttft.map_or(0.0, |bound| 1.0 / bound.as_secs_f64().max(1e-3)),
-            late: MissCurve::TTFT,
-            slow: MissCurve::TPOT,
             tpot: slo.tpot.map_or(f64::INFINITY, |bound| bound.as_secs_f64()),
             longest: candidates.iter().map(|candidate| candidate.hit).max().unwrap_or_default(),
             used_by_others: others / (1.0 + others),
@@ -137,7 +132,7 @@ impl<'a> Stakes<'a> {
         let stall = terms.prefill * (1.0 - terms.shared);
         let slower = self.pool.answers.output * steps.added / 2.0;
         terms.decode = self.pool.answers.output * steps.after + candidate.requests * (slower + stall);
-        let slow = self.slow.missed(steps.after / self.tpot);
+        let slow = MissCurve::TPOT.missed(steps.after / self.tpot);
         // Itself, and what its sequence adds to each of the streams there.
         let running = float(load.decoding()) + candidate.foreign.running();
         let slower = running * steps.added / self.tpot;
@@ -149,11 +144,11 @@ impl<'a> Stakes<'a> {
         // ... and no wait gives them slack.
         terms.slack = fast_max(1.0 - steps.after / self.tpot, 0.0);
         let used = (self.waited + terms.seconds()) * self.per_bound;
-        let late = self.late.missed(used);
+        let late = MissCurve::TTFT.missed(used);
         terms.late = late.chance;
         let copy = terms.prefill * terms.shared;
         // What many share is opened on behalf of all of them: who opens it is late by its own part.
-        let late = if copy > 0.0 { self.late.missed(used - copy * self.per_bound) } else { late };
+        let late = if copy > 0.0 { MissCurve::TTFT.missed(used - copy * self.per_bound) } else { late };
         // A slow replica's second is not the fleet's: what others could have had of it is work, at the pool's usual speed.
         let usual = self.usual * self.pool.work(&work) * (1.0 - terms.shared);
         terms.cost = Addends {

@@ -30,14 +30,11 @@ pub(super) fn judge(
 ) -> Option<Verdict> {
     let decision = decide(policy, query, candidates)?;
     let aim = &query.aim;
-    let (Some(bound), Some(predicted)) = (aim.slo.ttft, decision.predicted_ttft) else {
-        return Some(Verdict::Place(decision));
-    };
-    let has_time = aim.waited + predicted < bound.mul_f64(aim.patience.clamp(0.0, 1.0));
-    // A wait helps only as far as streams gain by it: each token wins them what a step leaves of the bound.
-    let saved = decision.terms.harm * decision.terms.slack;
-    if has_time && aim.slo.tpot.is_some() && saved > prices::PACING_HARM {
-        return Some(Verdict::Hold);
-    }
-    Some(Verdict::Place(decision))
+    let is_held = aim.slo.ttft.zip(decision.predicted_ttft).is_some_and(|(bound, predicted)| {
+        let has_time = aim.waited + predicted < bound.mul_f64(aim.patience.clamp(0.0, 1.0));
+        // A wait helps only as far as streams gain by it: each token wins them what a step leaves of the bound.
+        let saved = decision.terms.harm * decision.terms.slack;
+        has_time && aim.slo.tpot.is_some() && saved > prices::PACING_HARM
+    });
+    Some(if is_held { Verdict::Hold } else { Verdict::Place(decision) })
 }
