@@ -113,22 +113,12 @@ fn join_cookies(headers: &mut HeaderMap) {
 
 /// Whether a request asks to become a WebSocket (RFC 6455 §4.1).
 pub(crate) fn is_websocket(client: &HeaderMap) -> bool {
-    let has = |name: HeaderName, token: &str| {
-        let values = client.get_all(name);
-        values
-            .iter()
-            .filter_map(|v| v.to_str().ok())
-            .flat_map(|v| v.split(','))
-            .any(|t| t.trim().eq_ignore_ascii_case(token))
-    };
-    has(header::CONNECTION, "upgrade") && has(header::UPGRADE, "websocket")
+    lists(client, &header::CONNECTION, "upgrade") && lists(client, &header::UPGRADE, "websocket")
 }
 
 /// Whether a response with status 101 switches to WebSocket and nothing else (RFC 6455 §4.1).
 pub(crate) fn switches_to_websocket(response: &HeaderMap) -> bool {
-    let mut upgrades = response.get_all(header::UPGRADE).iter();
-    let is_websocket = |v: &HeaderValue| v.as_bytes().trim_ascii().eq_ignore_ascii_case(b"websocket");
-    upgrades.next().is_some_and(is_websocket) && upgrades.next().is_none() && self::is_websocket(response)
+    is_websocket(response) && items(response, &header::UPGRADE).count() == 1
 }
 
 /// Adds the hop's own fields of a WebSocket handshake, in either direction.
@@ -167,12 +157,12 @@ pub(crate) fn response_fault(head: &http::response::Parts) -> Option<&'static st
     if head.status == StatusCode::SWITCHING_PROTOCOLS {
         return Some("switched protocols without an Upgrade request (101)");
     }
-    let mut codings = head.headers.get_all(header::TRANSFER_ENCODING).iter();
+    let mut codings = items(&head.headers, &header::TRANSFER_ENCODING);
     let coding = codings.next()?;
     if head.headers.contains_key(header::CONTENT_LENGTH) {
         return Some("answered with both content-length and transfer-encoding");
     }
-    let is_chunked = coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");
+    let is_chunked = coding.eq_ignore_ascii_case(b"chunked");
     (!is_chunked || codings.next().is_some()).then_some("answered in a transfer-encoding other than chunked")
 }
 
@@ -225,15 +215,22 @@ pub(crate) fn is_ours(name: &HeaderName) -> bool {
 
 /// Fields named by `Connection`. Removed before ours are added, so that a client cannot remove one of ours.
 fn nominated(headers: &HeaderMap) -> SmallVec<[HeaderName; 2]> {
-    headers
-        .get_all(header::CONNECTION)
-        .iter()
-        .filter_map(|v| v.to_str().ok())
-        .flat_map(|v| v.split(','))
-        .filter_map(|token| HeaderName::from_bytes(token.trim().as_bytes()).ok())
+    items(headers, &header::CONNECTION)
+        .filter_map(|item| HeaderName::from_bytes(item).ok())
         // These are end-to-end: nominating them would change the meaning of the request.
         .filter(|name| !matches!(name.as_str(), "authorization" | "x-api-key" | "content-type"))
         .collect()
+}
+
+/// Whether a field that is a list has this item, in any case.
+pub(super) fn lists(headers: &HeaderMap, name: &HeaderName, wanted: &str) -> bool {
+    items(headers, name).any(|item| item.eq_ignore_ascii_case(wanted.as_bytes()))
+}
+
+/// What a field lists, over all of its lines (RFC 9110 §5.6.1).
+pub(super) fn items<'h>(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'h [u8]> {
+    let lines = headers.get_all(name).iter();
+    lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b',')).map(<[u8]>::trim_ascii)
 }
 
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

@@ -8,6 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Version, re
 use httparse::Status;
 
 use super::error::AskError;
+use crate::upstream::headers;
 
 /// Takes a head out of what was read; `None` while it is not all there.
 pub(super) fn take(read: &mut BytesMut) -> Result<Option<response::Parts>, AskError> {
@@ -44,11 +45,7 @@ pub(super) fn take(read: &mut BytesMut) -> Result<Option<response::Parts>, AskEr
 
 /// Whether the engine keeps the connection after this answer (RFC 9112 §9.3).
 pub(super) fn keeps_open(head: &response::Parts) -> bool {
-    let options = || {
-        let fields = head.headers.get_all(CONNECTION).iter();
-        fields.flat_map(|field| field.as_bytes().split(|byte| *byte == b',')).map(<[u8]>::trim_ascii)
-    };
-    let has = |name: &str| options().any(|option| option.eq_ignore_ascii_case(name.as_bytes()));
+    let has = |option: &str| headers::lists(&head.headers, &CONNECTION, option);
     !has("close") && (head.version == Version::HTTP_11 || has("keep-alive"))
 }
 

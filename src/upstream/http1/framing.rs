@@ -2,8 +2,10 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
-use http::{HeaderMap, HeaderValue, StatusCode, Version, response};
+use http::{HeaderMap, StatusCode, Version, response};
 use httparse::Status;
+
+use crate::upstream::headers::items;
 
 /// How the rest of a body is framed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,11 +45,10 @@ impl Framing {
         if is_bodiless || has_no_body(head.status) {
             return Ok(Self::Ended);
         }
-        if let Some(codings) = head.headers.get_all(TRANSFER_ENCODING).iter().next_back() {
-            let last = codings.as_bytes().rsplit(|byte| *byte == b',').next().unwrap_or_default();
+        if let Some(last) = items(&head.headers, &TRANSFER_ENCODING).last() {
             return match head.version {
                 Version::HTTP_10 => Err(Malformed),
-                _ if last.trim_ascii().eq_ignore_ascii_case(b"chunked") => Ok(Self::ChunkSize),
+                _ if last.eq_ignore_ascii_case(b"chunked") => Ok(Self::ChunkSize),
                 _ => Ok(Self::ToClose),
             };
         }
@@ -113,7 +114,7 @@ pub(super) fn declare_length_once(headers: &mut HeaderMap) -> Result<(), Malform
 }
 
 fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
-    let mut lengths = headers.get_all(CONTENT_LENGTH).iter().flat_map(lengths).peekable();
+    let mut lengths = items(headers, &CONTENT_LENGTH).map(length).peekable();
     let Some(first) = lengths.peek().copied() else { return Ok(None) };
     let is_one = lengths.all(|length| length == first);
     first.filter(|_| is_one).map(Some).ok_or(Malformed)
@@ -124,13 +125,9 @@ fn has_no_body(status: StatusCode) -> bool {
     status.is_informational() || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED
 }
 
-/// Those that one field lists; `None` for what is no length.
-fn lengths(value: &HeaderValue) -> impl Iterator<Item = Option<u64>> {
-    value.as_bytes().split(|byte| *byte == b',').map(|item| {
-        let digits = item.trim_ascii();
-        let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
-        std::str::from_utf8(digits).ok().filter(|_| is_number)?.parse().ok()
-    })
+fn length(digits: &[u8]) -> Option<u64> {
+    let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
+    std::str::from_utf8(digits).ok().filter(|_| is_number)?.parse().ok()
 }
 
 fn up_to(left: u64, read: &mut BytesMut) -> Bytes {
@@ -177,7 +174,7 @@ const MAX_TRAILER_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]
 mod tests {
-    use http::Response;
+    use http::{HeaderValue, Response};
 
     use super::*;
 
