@@ -124,8 +124,8 @@ impl Call<'_> {
     }
 }
 
-/// Sends a request on a connection of its own and reads the whole answer, at most 8 MiB. Sets `Host`; of the URI only
-/// path and query are used.
+/// Sends a request on a connection of its own and reads the whole answer, at most 8 MiB. Sets `Host` and the length; of
+/// the URI only path and query are used.
 ///
 /// # Errors
 /// [`CallError`]; a status is an answer, whatever it is.
@@ -197,6 +197,10 @@ pub(super) fn addressed(
 ) -> Result<Request<Bytes>, CallError> {
     let host = HeaderValue::try_from(endpoint.authority()).map_err(broken)?;
     request.headers_mut().insert(header::HOST, host);
+    let length = request.body().len();
+    if length > 0 || request.method() == Method::POST {
+        request.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    }
     let path = request.uri().path_and_query().cloned();
     *request.uri_mut() = path.map_or_else(Default::default, Into::into);
     Ok(request)

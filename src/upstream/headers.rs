@@ -18,7 +18,7 @@ use crate::request::trace_context::{TRACEPARENT, TRACESTATE};
 pub(crate) struct Upstream<'a> {
     /// `Host`
     pub host: &'a HeaderValue,
-    /// `Content-Length`; `None` without a body.
+    /// `Content-Length`; `None` where none is owed.
     pub body_len: Option<usize>,
     /// `x-request-id`
     pub request_id: &'a HeaderValue,

@@ -19,8 +19,8 @@ pub(crate) struct Answer {
     open: Connection,
 }
 
-/// Sends a request and waits for the head of the answer, at most `timeout`. Sets `Host`; of the URI only path and query are
-/// used.
+/// Sends a request and waits for the head of the answer, at most `timeout`. Sets `Host` and the length; of the URI only path
+/// and query are used.
 ///
 /// # Errors
 /// [`CallError`]; a status is an answer, whatever it is.

@@ -5,12 +5,10 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use http::header::CONTENT_LENGTH;
-use http::{Method, Request};
+use http::Request;
 use smallvec::SmallVec;
 use tokio::io::AsyncWrite;
 
-use crate::digits;
 use crate::request::pieces::Pieces;
 
 /// What is not written yet.
@@ -78,27 +76,17 @@ impl Outgoing {
 }
 
 fn head(request: &Request<Pieces>) -> Bytes {
-    let headers = request.headers();
     let mut head = BytesMut::with_capacity(USUAL_HEAD);
     let target = request.uri().path_and_query().map_or("/", |target| target.as_str());
     for part in [request.method().as_str(), " ", target, " HTTP/1.1\r\n"] {
         head.put_slice(part.as_bytes());
     }
-    for (name, value) in headers {
+    for (name, value) in request.headers() {
         head.reserve(name.as_str().len() + value.len() + 4);
         head.put_slice(name.as_str().as_bytes());
         head.put_slice(b": ");
         head.put_slice(value.as_bytes());
         head.put_slice(b"\r\n");
-    }
-    let length = request.body().len();
-    let owes_length = length > 0 || matches!(*request.method(), Method::POST | Method::PUT | Method::PATCH);
-    if owes_length && !headers.contains_key(CONTENT_LENGTH) {
-        let mut digits = Vec::with_capacity(20);
-        digits::int(&mut digits, length as u64);
-        for part in [b"content-length: ", &digits[..], b"\r\n"] {
-            head.put_slice(part);
-        }
     }
     head.put_slice(b"\r\n");
     head.freeze()
