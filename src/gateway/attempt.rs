@@ -192,7 +192,7 @@ impl UpstreamAttempt {
     }
 
     async fn exchange(&mut self, times: &mut AttemptTimes) -> Result<UpstreamResponse, AttemptError> {
-        let (head, mut body) = match self.carrier.take() {
+        let (head, body) = match self.carrier.take() {
             Some(carrier) => {
                 times.connected = Some(self.clock.now());
                 let (replica, request) = (Arc::clone(&self.replica), std::mem::take(&mut self.request));
@@ -255,10 +255,12 @@ impl UpstreamAttempt {
         deadline: Instant,
         sent: Stamp,
     ) -> Result<(response::Parts, Lease), ReplicaFailure> {
-        let closed = match lease.ask(std::mem::take(&mut self.request)).await {
+        let closed = match lease.connection.ask(std::mem::take(&mut self.request)).await {
             Ok(head) => return Ok((head, lease)),
             Err(AskError::Unsent) => Closed::Unsent,
-            Err(AskError::Closed) if lease.has_answered() && self.clock.now().since(sent) < CLOSING => {
+            Err(AskError::Closed)
+                if lease.connection.has_answered() && self.clock.now().since(sent) < CLOSING =>
+            {
                 drop(lease);
                 Box::pin(self.how_closed(deadline)).await
             }

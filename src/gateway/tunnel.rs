@@ -112,7 +112,7 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(response::Parts, L
         write_upgrade(request.headers_mut());
         let name = Arc::clone(&replica);
         let closed = Failure::Replica(ReplicaFailure::ClosedBeforeHead { replica, closed: Closed::Asked });
-        match tokio::time::timeout(timeouts.first_token, lease.ask(request)).await {
+        match tokio::time::timeout(timeouts.first_token, lease.connection.ask(request)).await {
             Ok(Ok(answer)) => match switch_fault(&answer) {
                 None => Ok((answer, lease)),
                 Some(what) => Err(Failure::Replica(ReplicaFailure::InvalidHead { replica: name, what })),
@@ -152,10 +152,7 @@ async fn refused(
     let Shaken { answer: head, mut lease, pick } = shaken;
     let after = exchange.prepared.timeouts.first_token;
     let replica = pick.replica.name();
-    let Some(connection) = lease.connection() else {
-        return Err(Failure::Replica(ReplicaFailure::Truncated { replica }));
-    };
-    let read = tokio::time::timeout(after, connection.read_body(MAX_REFUSAL)).await;
+    let read = tokio::time::timeout(after, lease.connection.read_body(MAX_REFUSAL)).await;
     drop(lease);
     let body = match read {
         Ok(Ok(body)) => body,
@@ -266,9 +263,8 @@ impl RealtimeTunnel {
     }
 
     async fn relay(&mut self, client: TokioIo<Upgraded>, mut lease: Lease) {
-        let Some(engine) = lease.connection() else { return };
         let (mut from_client, mut to_client) = tokio::io::split(client);
-        let (mut from_engine, mut to_engine) = tokio::io::split(engine);
+        let (mut from_engine, mut to_engine) = tokio::io::split(&mut *lease.connection);
         let (mut up, mut down) = (Passed::default(), Passed::default());
         // The copies are dropped with what they hold; a frame cut by it is followed by no other.
         let ended = tokio::select! {

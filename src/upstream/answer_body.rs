@@ -27,10 +27,7 @@ impl AnswerBody {
     #[inline]
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
         let (next, is_end) = match self {
-            Self::Leased(lease) => {
-                let Some(connection) = lease.connection() else { return Poll::Ready(None) };
-                (ready!(connection.poll_body(cx)), connection.is_end())
-            }
+            Self::Leased(Lease { connection, .. }) => (ready!(connection.poll_body(cx)), connection.is_end()),
             Self::Fed(body) => {
                 let next = ready!(body.poll(cx)).map(|piece| piece.map_err(|_| BodyError::Truncated));
                 (next, body.is_over())
@@ -74,9 +71,9 @@ impl AnswerBody {
     }
 
     /// Bytes that are not read, where its head has their number.
-    pub fn length(&mut self) -> Option<u64> {
+    pub fn length(&self) -> Option<u64> {
         match self {
-            Self::Leased(lease) => lease.connection()?.left(),
+            Self::Leased(lease) => lease.connection.left(),
             Self::Fed(body) => body.length(),
             Self::Ended | Self::Closed => Some(0),
         }

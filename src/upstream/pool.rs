@@ -11,16 +11,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use http::{Request, response};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
 use super::connect::Connector;
-use super::http1::{AskError, Connection};
+use super::http1::Connection;
 use crate::clock::{AtomicStamp, Clock, Stamp};
 use crate::config::Endpoint;
-use crate::request::pieces::Pieces;
 
 /// Idle and leased connections to one replica.
 #[derive(Debug)]
@@ -186,7 +184,8 @@ impl ConnectionPool {
         opened: Stamp,
         permit: OwnedSemaphorePermit,
     ) -> Lease {
-        Lease { connection: Some(connection), opened, pool: Arc::clone(self), permit: Some(permit) }
+        let place = Place { pool: Arc::clone(self), permit: Some(permit), stays_open: false };
+        Lease { connection, opened, place }
     }
 
     fn close(&self, connection: Box<Connection>) {
@@ -199,55 +198,45 @@ impl ConnectionPool {
 /// request.
 #[derive(Debug)]
 pub struct Lease {
-    connection: Option<Box<Connection>>,
+    pub connection: Box<Connection>,
     opened: Stamp,
+    // Behind it: the place is free once the connection is closed.
+    place: Place,
+}
+
+/// A connection's place in the limit of its pool.
+#[derive(Debug)]
+struct Place {
     pool: Arc<ConnectionPool>,
     permit: Option<OwnedSemaphorePermit>,
+    stays_open: bool,
 }
 
 impl Lease {
-    pub fn connection(&mut self) -> Option<&mut Connection> {
-        self.connection.as_deref_mut()
-    }
-
-    /// [`Connection::ask`].
-    ///
-    /// # Errors
-    /// [`AskError`]
-    pub async fn ask(&mut self, request: Request<Pieces>) -> Result<response::Parts, AskError> {
-        match self.connection() {
-            Some(connection) => connection.ask(request).await,
-            None => Err(AskError::Unsent),
-        }
-    }
-
-    /// [`Connection::has_answered`].
-    pub fn has_answered(&self) -> bool {
-        self.connection.as_ref().is_some_and(|connection| connection.has_answered())
-    }
-
     /// Returns the connection to the pool, if its answer was read to the end and it can take another request. Idle ones count against the
     /// pool's limit, too: beyond it the oldest goes.
-    pub fn give_back(mut self) {
-        let Some(connection) = self.connection.take() else { return };
-        if !connection.is_reusable() || self.opened < self.pool.outdated.load() {
-            return self.pool.close(connection);
+    pub fn give_back(self) {
+        let Self { connection, opened, mut place } = self;
+        let pool = Arc::clone(&place.pool);
+        if !connection.is_reusable() || opened < pool.outdated.load() {
+            return drop(connection);
         }
-        let since = self.pool.clock.now();
-        let is_too_many = self.pool.open() > *self.pool.max.lock() as u64;
-        let mut idle = self.pool.idle.lock();
-        idle.push(Idle { connection, opened: self.opened, since });
+        place.stays_open = true;
+        let since = pool.clock.now();
+        let is_too_many = pool.open() > *pool.max.lock() as u64;
+        let mut idle = pool.idle.lock();
+        idle.push(Idle { connection, opened, since });
         if is_too_many {
             let oldest = idle.remove(0);
-            self.pool.close(oldest.connection);
+            pool.close(oldest.connection);
         }
     }
 }
 
-impl Drop for Lease {
+impl Drop for Place {
     fn drop(&mut self) {
-        if let Some(connection) = self.connection.take() {
-            self.pool.close(connection);
+        if !self.stays_open {
+            self.pool.open.fetch_sub(1, Ordering::Relaxed);
         }
         if let Some(permit) = self.permit.take()
             && self.pool.repay()
