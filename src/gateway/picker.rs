@@ -134,11 +134,9 @@ pub(super) fn taken(
 pub(super) fn pick(gateway: &Gateway, request: &Prepared, context: PickContext<'_>) -> Option<PickOutcome> {
     let tried = context.tried;
     let now = gateway.clock.now();
-    let none = SlotSet::new();
-    let tried_of = |pool: &PoolState| tried_in(tried, pool).unwrap_or(&none);
     let pools = &request.route.pools;
     let takes = |pool: &PoolState| {
-        has_open(pool, request, tried_of(pool)) && pool.has_room(request.outside_demand(), now)
+        has_open(pool, request, &tried_in(tried, pool)) && pool.has_room(request.outside_demand(), now)
     };
     let is_open = |at: usize| context.left != Some(at) && pools.get(at).is_some_and(|pool| takes(pool));
     let holds = |pool: &PoolState, replica| pool.replicas().iter().any(|r| Arc::ptr_eq(r, replica));
@@ -168,15 +166,14 @@ pub(super) fn pick_at_once(
     request: &Prepared,
     context: PickContext<'_>,
 ) -> Option<Box<Pick>> {
-    let (tried, none, now) = (context.tried, SlotSet::new(), gateway.clock.now());
+    let (tried, now) = (context.tried, gateway.clock.now());
     let at = match pick(gateway, request, context)? {
         PickOutcome::Take(pick) => return Some(pick),
         PickOutcome::Wait(hold) => hold.pool?,
         PickOutcome::Degrade => return None,
     };
     let pool = request.route.pools.get(at)?;
-    let tried = tried_in(tried, pool).unwrap_or(&none);
-    Asking::whole(request, pool, tried).take_best(now)
+    Asking::whole(request, pool, &tried_in(tried, pool)).take_best(now)
 }
 
 /// Picks among the ready replicas of the pool at this place for a copy of a request, which waits for nobody; `None` if it is not to
@@ -193,18 +190,17 @@ pub(super) fn pick_for_copy(gateway: &Gateway, request: &Prepared, at: usize) ->
 /// nothing is computed there; `None` if none is ready.
 pub(super) fn pick_for_release(gateway: &Gateway, request: &Prepared, tried: &Tried) -> Option<Box<Pick>> {
     let side = request.route.prefill.as_ref()?;
-    let (now, none) = (gateway.clock.now(), SlotSet::new());
+    let now = gateway.clock.now();
     let elsewhere = Elsewhere { transfer: &|_, _| 0.0 };
     let task = Task::Decode { after: Duration::ZERO, elsewhere };
     let mut pools = request.route.pools.iter().filter(|pool| side.reaches(pool));
     pools.find_map(|pool| {
-        let tried = tried_in(tried, pool).unwrap_or(&none);
-        Asking { task, ..Asking::whole(request, pool, tried) }.take_best(now)
+        Asking { task, ..Asking::whole(request, pool, &tried_in(tried, pool)) }.take_best(now)
     })
 }
 
-fn tried_in<'t>(tried: &'t Tried, pool: &PoolState) -> Option<&'t SlotSet> {
-    tried.iter().find(|(name, _)| *name == pool.name).map(|(_, slots)| slots)
+fn tried_in(tried: &Tried, pool: &PoolState) -> SlotSet {
+    tried.iter().find(|(name, _)| *name == pool.name).map(|(_, slots)| slots.clone()).unwrap_or_default()
 }
 
 fn has_open(pool: &PoolState, request: &Prepared, tried: &SlotSet) -> bool {
@@ -229,9 +225,8 @@ fn choose(
     now: Stamp,
 ) -> Option<PickOutcome> {
     let pool = request.route.pools.get(at)?;
-    let none = SlotSet::new();
-    let tried = tried_in(context.tried, pool).unwrap_or(&none);
-    let whole = Asking::whole(request, pool, tried);
+    let tried = tried_in(context.tried, pool);
+    let whole = Asking::whole(request, pool, &tried);
     let place = Place { gateway, at, is_late: context.is_late, now };
     let side = request.route.prefill.as_ref().filter(|_| context.may_go_apart && request.carrier.is_none());
     let Some(side) = side else { return place.ask(&whole, None) };

@@ -100,15 +100,14 @@ impl PrefillSide {
         }
     }
 
-    /// `tried`, and the replicas that answered without the object a short while ago.
-    pub(super) fn excluded(&self, tried: Option<&SlotSet>, now: Stamp) -> SlotSet {
-        let mut excluded = tried.cloned().unwrap_or_default();
+    /// Those that were tried, and the replicas that answered without the object a short while ago.
+    pub(super) fn excluded(&self, mut tried: SlotSet, now: Stamp) -> SlotSet {
         if self.may_be_closed(now) {
             let closed = self.gate.closed.lock();
             let replicas = self.pool.replicas();
-            replicas.iter().filter(|r| is_closed(&closed, r, now)).for_each(|r| excluded.insert(r.slot()));
+            replicas.iter().filter(|r| is_closed(&closed, r, now)).for_each(|r| tried.insert(r.slot()));
         }
-        excluded
+        tried
     }
 
     /// Whether all of its ready replicas answered without the object a short while ago.
