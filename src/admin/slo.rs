@@ -131,8 +131,7 @@ fn figures(
     for (_, slot) in history.slots(Step::Minute, SLOTS - 1, now) {
         figures.hour.merge(&slot);
     }
-    let pools = route.pools.iter().filter_map(|weighted| config.pools.get(weighted.pool));
-    let names: Vec<_> = pools.map(|pool| &pool.name).collect();
+    let names: Vec<_> = config.pools_of(route).map(|pool| &pool.name).collect();
     figures.replicas = fleet.iter().filter(|status| names.contains(&&status.pool)).cloned().collect();
     figures
 }

@@ -147,10 +147,12 @@ impl Config {
     }
 
     fn routes_of(&self, pool: &Pool) -> impl Iterator<Item = &Route> {
-        let is_it = |weighted: &WeightedPool| {
-            self.pools.get(weighted.pool).is_some_and(|known| known.name == pool.name)
-        };
-        self.routes.iter().filter(move |route| route.pools.iter().any(is_it))
+        self.routes.iter().filter(|route| self.pools_of(route).any(|known| known.name == pool.name))
+    }
+
+    /// The pools that answer for a route.
+    pub fn pools_of(&self, route: &Route) -> impl Iterator<Item = &Pool> {
+        route.pools.iter().filter_map(|weighted| self.pools.get(weighted.pool))
     }
 }
 
@@ -361,7 +363,7 @@ section! {
 impl Route {
     /// The place of the route with this name, or else of the one for the model of that name.
     pub fn position(routes: &[Self], name: &str) -> Option<usize> {
-        let takes = |route: &Self| matches!(&route.model, ModelMatch::Named(model) if **model == *name);
+        let takes = |route: &Self| route.model.named().is_some_and(|model| **model == *name);
         let by_name = routes.iter().position(|route| *route.name == *name);
         by_name.or_else(|| routes.iter().position(takes))
     }

@@ -8,8 +8,7 @@ use std::collections::HashMap;
 
 use crate::config::diagnostics::Fault;
 use crate::config::{
-    Config, Connector, EngineKind, Jwks, ModelMatch, PolicyName, PrefillWhen, Route, Routing, Slo, Tenant,
-    Timeouts,
+    Config, Connector, EngineKind, Jwks, PolicyName, PrefillWhen, Route, Routing, Slo, Tenant, Timeouts,
 };
 
 use super::section::Section;
@@ -114,9 +113,8 @@ impl Lint<'_, '_> {
         for (at, route) in self.config.routes.iter().enumerate() {
             let slo = self.config.slo.get(&route.slo).copied().unwrap_or_default();
             self.deadlines(at, route, slo);
-            let replicas: Vec<_> =
-                route.pools.iter().filter_map(|weighted| self.config.pools.get(weighted.pool)).collect();
-            let is_alone = replicas.len() == 1 && replicas.iter().all(|pool| pool.replicas.len() == 1);
+            let pools: Vec<_> = self.config.pools_of(route).collect();
+            let is_alone = matches!(pools[..], [pool] if pool.replicas.len() == 1);
             if route.hedge.is_some() && is_alone {
                 let message = format!("hedge has no effect: route \"{}\" has one replica", route.name);
                 self.warn("route", at, &["hedge"], message, "add a replica, or remove hedge");
@@ -151,7 +149,7 @@ impl Lint<'_, '_> {
 
     /// A pattern, where a name is meant.
     fn pattern(&self, at: usize, route: &Route) {
-        if matches!(&route.model, ModelMatch::Named(model) if model.contains('*')) {
+        if route.model.named().is_some_and(|model| model.contains('*')) {
             let message = format!("route \"{}\" takes requests for exactly this name", route.name);
             let hint = "a route's model is one name, or \"*\" for all that no other route has";
             self.warn("route", at, &["model"], message, hint);
@@ -160,7 +158,7 @@ impl Lint<'_, '_> {
 
     /// A name that clients know as the model of another route.
     fn crossed(&self, at: usize, route: &Route) {
-        let takes = |other: &&Route| matches!(&other.model, ModelMatch::Named(model) if *model == route.name);
+        let takes = |other: &&Route| other.model.named() == Some(&route.name);
         let Some(other) = self.config.routes.iter().find(takes).filter(|other| other.name != route.name)
         else {
             return;
@@ -190,8 +188,8 @@ impl Lint<'_, '_> {
                 "set prefill = { when = \"never\", … } while revisions change: KV moves within one revision";
             self.warn("route", at, &["canary", "prefill"], message, hint);
         }
-        let decodes = route.pools.iter().filter_map(|weighted| self.config.pools.get(weighted.pool));
-        let mut others = decodes.chain([computes]).filter(|pool| pool.engine != EngineKind::Sglang);
+        let mut others =
+            self.config.pools_of(route).chain([computes]).filter(|pool| pool.engine != EngineKind::Sglang);
         if let Some(other) = others.next().filter(|_| prefill.connector == Connector::Sglang) {
             let (name, engine) = (&other.name, other.engine.as_str());
             let message =
@@ -202,8 +200,7 @@ impl Lint<'_, '_> {
 
     /// What leaves the house, or does not although it seems to.
     fn outside(&self, at: usize, route: &Route) {
-        let pools = route.pools.iter().filter_map(|weighted| self.config.pools.get(weighted.pool));
-        let mut outside = pools.filter(|pool| pool.outside.is_some()).peekable();
+        let mut outside = self.config.pools_of(route).filter(|pool| pool.outside.is_some()).peekable();
         if route.outside && outside.peek().is_none() {
             let message =
                 format!("outside has no effect: route \"{}\" has no pool with [pool.outside]", route.name);
@@ -336,8 +333,7 @@ impl Lint<'_, '_> {
             }
             return;
         }
-        let pools = self.usable(tenant).flat_map(|route| &route.pools);
-        let mut pools = pools.filter_map(|weighted| config.pools.get(weighted.pool));
+        let mut pools = self.usable(tenant).flat_map(|route| config.pools_of(route));
         if let Some(pool) = pools.find(|pool| !pool.engine.takes_cache_salt()) {
             let message = format!(
                 "tenant \"{name}\" shares cached prompts in pool \"{}\": engine {} takes no cache_salt",
