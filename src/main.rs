@@ -25,11 +25,11 @@ fn main() -> ExitCode {
     let (out, err) = (&mut std::io::stdout(), &mut std::io::stderr());
     let code = match cli.command {
         Command::Serve(args) => {
-            let (source, overrides, front) = (args.source(), args.overrides(), Front::OpenAi);
+            let (source, overrides, front) = (args.source.source(), args.overrides(), Front::OpenAi);
             done(process::serve(Launch { source, overrides, log, front }))
         }
         Command::Epp(args) => {
-            let (source, overrides, front) = (args.source(), args.overrides(), Front::EndpointPicker);
+            let (source, overrides, front) = (args.source.source(), args.overrides(), Front::EndpointPicker);
             done(process::serve(Launch { source, overrides, log, front }))
         }
         Command::Init(args) => {

@@ -6,13 +6,13 @@ use clap::Args;
 
 use super::serve::SourceArgs;
 use crate::config::Overrides;
-use crate::config::load::Source;
 
 /// Arguments of `tokenway epp`.
 #[derive(Args, Clone, Debug)]
 pub struct EppArgs {
+    /// Where the configuration comes from.
     #[command(flatten)]
-    pub(super) source: SourceArgs,
+    pub source: SourceArgs,
     /// Address of the gRPC port that Envoy asks, in place of server.listen; TLS by [server.tls]
     #[arg(long, env = "TOKENWAY_GRPC_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:9002")]
     grpc_listen: SocketAddr,
@@ -21,11 +21,6 @@ pub struct EppArgs {
 }
 
 impl EppArgs {
-    /// A file, or the `--upstream` URLs.
-    pub fn source(&self) -> Source {
-        self.source.source()
-    }
-
     /// Values that take precedence over the source.
     pub fn overrides(&self) -> Overrides {
         Overrides { listen: Some(self.grpc_listen), ..self.around.clone() }

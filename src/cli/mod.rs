@@ -213,12 +213,12 @@ mod tests {
     #[test]
     fn serve_takes_a_file_or_urls() {
         let args = serve(&["--config", "a.toml"]).unwrap();
-        assert_eq!(args.source(), Source::File("a.toml".into()));
+        assert_eq!(args.source.source(), Source::File("a.toml".into()));
         let args = serve(&["--upstream", "http://a:1", "--upstream", "http://b:2,http://c:3"]).unwrap();
-        let Source::Upstreams(endpoints) = args.source() else { panic!() };
+        let Source::Upstreams(endpoints) = args.source.source() else { panic!() };
         assert_eq!(endpoints.len(), 3);
         let args = serve(&["--worker-urls", "http://a:1", "http://b:2", "--policy", "prefix"]).unwrap();
-        let Source::Upstreams(endpoints) = args.source() else { panic!() };
+        let Source::Upstreams(endpoints) = args.source.source() else { panic!() };
         assert_eq!(endpoints.len(), 2);
     }
 

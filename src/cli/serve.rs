@@ -13,8 +13,9 @@ use crate::config::{Endpoint, Overrides, parse_endpoint};
 /// Arguments of `tokenway serve`.
 #[derive(Args, Clone, Debug)]
 pub struct ServeArgs {
+    /// Where the configuration comes from.
     #[command(flatten)]
-    pub(super) source: SourceArgs,
+    pub source: SourceArgs,
     /// Address of the data port [default: the file's, else 127.0.0.1:8080]
     #[arg(long, env = "TOKENWAY_LISTEN", value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
@@ -24,7 +25,7 @@ pub struct ServeArgs {
 
 /// Where the configuration comes from.
 #[derive(Args, Clone, Debug)]
-pub(super) struct SourceArgs {
+pub struct SourceArgs {
     /// Configuration file
     #[arg(long, env = "TOKENWAY_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
@@ -34,11 +35,6 @@ pub(super) struct SourceArgs {
 }
 
 impl ServeArgs {
-    /// A file, or the `--upstream` URLs.
-    pub fn source(&self) -> Source {
-        self.source.source()
-    }
-
     /// Values that take precedence over the source.
     pub fn overrides(&self) -> Overrides {
         Overrides { listen: self.listen, ..self.around.clone() }
@@ -47,7 +43,7 @@ impl ServeArgs {
 
 impl SourceArgs {
     /// A file, or the `--upstream` URLs.
-    pub(super) fn source(&self) -> Source {
+    pub fn source(&self) -> Source {
         match &self.config {
             Some(path) => Source::File(path.clone()),
             None => Source::Upstreams(self.upstream.clone()),
