@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::support::client::{Client, Reply};
 use crate::support::replica::{Gate, Replica, Step};
-use crate::support::{Gateway, config, soon, until, wire};
+use crate::support::{Gateway, PATH, config, soon, until, wire};
 use tokenway::config::{
     ColdWait, Config, Degrade, PolicyName, Pool, QueueLimits, Scale, Slo, Tenant, TenantLimits, TtftBound,
 };
@@ -16,7 +16,6 @@ use tokenway::fleet::status::ReplicaState;
 use tokenway::units::Tokens;
 use tokio::sync::Semaphore;
 
-const PATH: &str = "/v1/chat/completions";
 pub(crate) const QUEUE: QueueLimits = QueueLimits {
     max_requests: 10,
     max_bytes: 1 << 20,
@@ -41,7 +40,7 @@ pub(crate) fn one_at_a_time(config: &mut Config) {
 /// The first token comes after 30 ms: too late for a bound of one. Then the place in the batch is taken for 50 more.
 pub(crate) fn slow() -> Vec<Step> {
     let wait = vec![Step::Tick, Step::Tick, Step::Tick];
-    let end = [wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
+    let end = wire::ending(wire::FINISH);
     [wait, wire::begun_then("x", [vec![Step::Tick; 5], end.to_vec()].concat())].concat()
 }
 
@@ -55,8 +54,7 @@ pub(crate) fn strict(config: &mut Config, queue: Option<QueueLimits>) {
 
 /// A gateway with this queue whose replica is known to be slow, and the gate behind which its next request sits.
 async fn busy(queue: QueueLimits) -> (Gateway, Replica, Gate, Client) {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([replica], mut config) = config::fresh().await;
     config.classes.medium = Tokens(2000);
     // A second request has to wait for the first one's place.
     config.pools[0].max_num_seqs = NonZeroU64::new(1);
@@ -64,10 +62,9 @@ async fn busy(queue: QueueLimits) -> (Gateway, Replica, Gate, Client) {
     strict(&mut config, Some(queue));
     let gateway = Gateway::start(config).await;
     taught(&gateway, &replica).await;
-    let gate = Gate::new();
-    replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["first"])].concat());
+    let gate = replica.held(wire::chat_stream(&["first"]));
     let expected = replica.count() + 1;
-    let first = sent(&gateway, &chat("tiny", "first")).await;
+    let first = gateway.sent(PATH, &chat("tiny", "first")).await;
     replica.got(expected).await;
     (gateway, replica, gate, first)
 }
@@ -82,10 +79,6 @@ pub(crate) async fn taught(gateway: &Gateway, replica: &Replica) {
     }
 }
 
-pub(crate) async fn sent(gateway: &Gateway, body: &str) -> Client {
-    gateway.sent(PATH, body).await
-}
-
 fn admissions(gateway: &Gateway, decision: &str, reason: &str) -> f64 {
     let labels = [format!("decision=\"{decision}\""), format!("reason=\"{reason}\"")];
     gateway.sum("tokenway_admissions_total", &[&labels[0], &labels[1]])
@@ -97,13 +90,13 @@ pub(crate) async fn waiting(gateway: &Gateway, count: usize) {
 
 pub(crate) fn assert_refused(reply: &Reply, code: &str) {
     assert_eq!((reply.status(), &*reply.code()), (429, code), "{}", reply.text());
-    let seconds: u64 = reply.head.header("retry-after").unwrap().parse().unwrap();
+    let seconds: u64 = reply.field("retry-after").unwrap().parse().unwrap();
     assert!((1..=60).contains(&seconds), "{seconds}");
     assert!(reply.json()["error"]["message"].as_str().unwrap().contains(&format!("route.queue.{code}")));
 }
 
 fn admit_ms(reply: &Reply) -> f64 {
-    let timing = reply.head.header("server-timing").unwrap().to_owned();
+    let timing = reply.field("server-timing").unwrap().to_owned();
     let admit = timing.split(", ").find_map(|stage| stage.strip_prefix("admit;dur=")).unwrap();
     admit.parse().unwrap()
 }
@@ -131,7 +124,7 @@ async fn what_cannot_be_in_time_is_refused_at_once_where_nobody_may_wait() {
 async fn a_late_request_waits_and_is_answered_when_there_is_room() {
     let (gateway, replica, gate, mut first) = busy(QueueLimits { max_requests: 1, ..QUEUE }).await;
     let sent_before = replica.count();
-    let mut second = sent(&gateway, &chat("tiny", "second")).await;
+    let mut second = gateway.sent(PATH, &chat("tiny", "second")).await;
     waiting(&gateway, 1).await;
     assert!(gateway.sum("tokenway_queue_bytes", &[]) > 50.0);
     assert_refused(&gateway.post(PATH, &chat("tiny", "third")).await, "max_requests");
@@ -140,7 +133,7 @@ async fn a_late_request_waits_and_is_answered_when_there_is_room() {
     assert_eq!(first.reply().await.status(), 200);
     let reply = second.reply().await;
     assert_eq!(reply.status(), 200);
-    assert!(admit_ms(&reply) > 0.5, "{:?}", reply.head.header("server-timing"));
+    assert!(admit_ms(&reply) > 0.5, "{:?}", reply.field("server-timing"));
     gateway.idle().await;
     for (decision, reason, count) in [
         ("queue", "predicted_ttft", 1.0),
@@ -165,7 +158,7 @@ async fn nobody_waits_for_longer_than_max_wait() {
     let (other, _slow_replica, other_gate, mut other_first) = busy(short).await;
     assert_refused(&other.post(PATH, &chat("tiny", "late")).await, "max_wait");
     waiting(&other, 0).await;
-    let mut patient = sent(&gateway, &chat("tiny", "patient")).await;
+    let mut patient = gateway.sent(PATH, &chat("tiny", "patient")).await;
     waiting(&gateway, 1).await;
     for gate in [gate, other_gate] {
         gate.cancel();
@@ -178,7 +171,7 @@ async fn nobody_waits_for_longer_than_max_wait() {
 #[tokio::test]
 async fn bodies_that_wait_are_bounded() {
     let (gateway, _replica, _gate, _first) = busy(QueueLimits { max_bytes: 200, ..QUEUE }).await;
-    let _waits = sent(&gateway, &chat("tiny", "short")).await;
+    let _waits = gateway.sent(PATH, &chat("tiny", "short")).await;
     waiting(&gateway, 1).await;
     assert_refused(&gateway.post(PATH, &chat("tiny", &"long ".repeat(30))).await, "max_bytes");
 }
@@ -188,9 +181,9 @@ async fn long_prompts_do_not_fill_the_queue_of_short_ones() {
     for (isolate_long, status) in [(true, 200), (false, 429)] {
         let (gateway, _replica, gate, _first) =
             busy(QueueLimits { max_requests: 1, isolate_long, ..QUEUE }).await;
-        let _long = sent(&gateway, &chat("tiny", &"long ".repeat(4000))).await;
+        let _long = gateway.sent(PATH, &chat("tiny", &"long ".repeat(4000))).await;
         waiting(&gateway, 1).await;
-        let mut short = sent(&gateway, &chat("tiny", "short")).await;
+        let mut short = gateway.sent(PATH, &chat("tiny", "short")).await;
         if isolate_long {
             waiting(&gateway, 2).await;
         }
@@ -203,11 +196,11 @@ async fn long_prompts_do_not_fill_the_queue_of_short_ones() {
 async fn a_client_that_leaves_the_queue_makes_room_at_once() {
     let (gateway, replica, gate, mut first) = busy(QueueLimits { max_requests: 1, ..QUEUE }).await;
     let sent_before = replica.count();
-    let leaves = sent(&gateway, &chat("tiny", "leaves")).await;
+    let leaves = gateway.sent(PATH, &chat("tiny", "leaves")).await;
     waiting(&gateway, 1).await;
     drop(leaves);
     waiting(&gateway, 0).await;
-    let mut comes = sent(&gateway, &chat("tiny", "comes")).await;
+    let mut comes = gateway.sent(PATH, &chat("tiny", "comes")).await;
     waiting(&gateway, 1).await;
     gate.cancel();
     assert_eq!(first.reply().await.status(), 200);
@@ -220,13 +213,13 @@ async fn a_client_that_leaves_the_queue_makes_room_at_once() {
 #[tokio::test]
 async fn a_drain_sends_those_that_wait_elsewhere() {
     let (gateway, _replica, gate, mut first) = busy(QUEUE).await;
-    let mut second = sent(&gateway, &chat("tiny", "second")).await;
+    let mut second = gateway.sent(PATH, &chat("tiny", "second")).await;
     waiting(&gateway, 1).await;
     let drain = gateway.app.drain(Duration::ZERO);
     let answers = async {
         let reply = second.reply().await;
         assert_eq!((reply.status(), &*reply.code()), (503, "draining"));
-        assert!(reply.head.header("retry-after").is_some());
+        assert!(reply.field("retry-after").is_some());
         gate.cancel();
         assert_eq!(first.reply().await.status(), 200, "what runs is finished");
     };
@@ -247,12 +240,11 @@ async fn deadlines_hold_in_the_queue() {
 
 #[tokio::test]
 async fn a_route_with_a_queue_waits_for_a_replica_to_become_ready() {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     replica.stop_listening().await;
-    let mut config = config::of(&[&replica]);
     config.routes[0].queue = Some(QUEUE);
     let gateway = Gateway::start_unready(config.clone());
-    let mut client = sent(&gateway, &chat("tiny", "early")).await;
+    let mut client = gateway.sent(PATH, &chat("tiny", "early")).await;
     waiting(&gateway, 1).await;
     replica.listen_again().await;
     assert_eq!(client.reply().await.status(), 200);
@@ -265,17 +257,23 @@ async fn a_route_with_a_queue_waits_for_a_replica_to_become_ready() {
     assert_eq!((reply.status(), &*reply.code()), (503, "no_ready_replica"));
 }
 
-/// Route `tiny` on a slow replica, which degrades to route `small` on another.
+/// Route `tiny` on a replica, which degrades to route `small` on another.
+pub(crate) async fn large_and_small() -> ([Replica; 2], Config) {
+    let [large, small] = Replica::several().await;
+    let mut config = config::of(&[&large]);
+    config.pools.push(config::pool("small", &[&small]));
+    config.routes = vec![config::route("tiny", &[0]), config::route("small", &[1])];
+    config.routes[0].degrade = Some(Degrade::above(1.5, 1));
+    ([large, small], config)
+}
+
+/// The same, with a bound that a slow replica misses.
 pub(crate) async fn degrading(
     queue: Option<QueueLimits>,
     tenants: Vec<Tenant>,
 ) -> (Gateway, Replica, Replica) {
-    let (large, small) = (Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&large]);
-    config.pools.push(config::pool("small", &[&small]));
-    config.routes = vec![config::route("tiny", &[0]), config::route("small", &[1])];
+    let ([large, small], mut config) = large_and_small().await;
     strict(&mut config, queue);
-    config.routes[0].degrade = Some(Degrade::above(1.5, 1));
     config.routes[1].upstream_model = Some("meta/small".into());
     config.tenants = tenants;
     let gateway = Gateway::start(config).await;
@@ -291,8 +289,8 @@ async fn another_route_answers_what_would_be_far_too_late() {
         until_degraded(&gateway, &large, &small).await;
         let reply = gateway.post(PATH, &chat("tiny", "as a whole")).await;
         assert_eq!(reply.status(), 200);
-        assert_eq!(reply.head.header("x-tokenway-replica"), Some(&*small.name()));
-        assert_eq!(reply.head.header("x-tokenway-degraded-from"), Some("tiny"));
+        assert_eq!(reply.field("x-tokenway-replica"), Some(&*small.name()));
+        assert_eq!(reply.field("x-tokenway-degraded-from"), Some("tiny"));
         let sent = small.received().pop().unwrap();
         assert_eq!(sent.text(), chat("meta/small", "as a whole"), "the model's name and nothing else");
         gateway.idle().await;
@@ -300,17 +298,14 @@ async fn another_route_answers_what_would_be_far_too_late() {
         assert_eq!(degraded, small.count() as f64);
         assert_eq!(gateway.sum("tokenway_requests_total", &[r#"route="small""#]), degraded);
         let directly = gateway.post(PATH, &chat("small", "x")).await;
-        assert_eq!(directly.head.header("x-tokenway-degraded-from"), None);
+        assert_eq!(directly.field("x-tokenway-degraded-from"), None);
     }
 }
 
 #[tokio::test]
 async fn a_route_that_degrades_says_so_and_who_is_not_meant_stays() {
     let tenant = |name, priority| Tenant { priority, ..config::tenant(name, name) };
-    let (large, small) = (Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&large]);
-    config.pools.push(config::pool("small", &[&small]));
-    config.routes = vec![config::route("tiny", &[0]), config::route("small", &[1])];
+    let ([large, small], mut config) = large_and_small().await;
     strict(&mut config, None);
     let named = Some(vec!["free".into(), "urgent".into()]);
     let min_dwell = Duration::from_secs(2);
@@ -321,7 +316,7 @@ async fn a_route_that_degrades_says_so_and_who_is_not_meant_stays() {
     large.always(slow());
     for key in ["paid", "urgent", "free"] {
         for n in 0..8 {
-            let reply = post_by(&gateway, key, PATH, &chat("tiny", &format!("{key} {n}"))).await;
+            let reply = gateway.post_as(key, PATH, &chat("tiny", &format!("{key} {n}"))).await;
             assert_eq!(reply.status(), 200);
             gateway.idle().await;
         }
@@ -358,11 +353,8 @@ async fn a_tenant_is_not_degraded_to_a_route_that_it_may_not_use() {
     large.always(slow());
     for (key, at_small) in [("one", 0), ("all", 3)] {
         for n in 0..8 {
-            let mut client = gateway.client().await;
-            let bearer = format!("Bearer {key}");
             let body = chat("tiny", &format!("{key} {n}"));
-            client.post(PATH, &[("authorization", &*bearer)], body.as_bytes()).await;
-            assert_eq!(client.reply().await.status(), 200);
+            assert_eq!(gateway.post_as(key, PATH, &body).await.status(), 200);
             gateway.idle().await;
         }
         assert!(
@@ -379,43 +371,34 @@ fn two_tenants(limits: TenantLimits) -> Vec<Tenant> {
     vec![tenant("a", limits), tenant("b", TenantLimits::default())]
 }
 
-async fn sent_by(gateway: &Gateway, key: &str, path: &str, body: &str) -> Client {
-    gateway.sent_as(key, path, body).await
-}
-
-async fn post_by(gateway: &Gateway, key: &str, path: &str, body: &str) -> Reply {
-    sent_by(gateway, key, path, body).await.reply().await
-}
-
 #[tokio::test]
 async fn a_tenants_rates_hold_on_every_path_over_a_reload_and_for_nobody_else() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([replica], mut config) = config::fresh().await;
     config.tenants = two_tenants(TenantLimits { requests_per_minute: Some(3), ..TenantLimits::default() });
     let gateway = Gateway::start(config.clone()).await;
     for n in 0..2 {
-        assert_eq!(post_by(&gateway, "a", PATH, &chat("tiny", &format!("{n}"))).await.status(), 200);
+        assert_eq!(gateway.post_as("a", PATH, &chat("tiny", &format!("{n}"))).await.status(), 200);
     }
     gateway.app.reload(Arc::new(config.clone())).unwrap();
-    assert_eq!(post_by(&gateway, "a", PATH, &chat("tiny", "third")).await.status(), 200);
+    assert_eq!(gateway.post_as("a", PATH, &chat("tiny", "third")).await.status(), 200);
     let answered = replica.count();
     let messages = r#"{"model":"tiny","max_tokens":5,"messages":[{"role":"user","content":"x"}]}"#;
     let embeddings = r#"{"model":"tiny","input":"x"}"#;
     for (path, body) in
         [(PATH, &*chat("tiny", "x")), ("/v1/messages", messages), ("/v1/embeddings", embeddings)]
     {
-        let reply = post_by(&gateway, "a", path, body).await;
+        let reply = gateway.post_as("a", path, body).await;
         assert_eq!(reply.status(), 429, "{path}: {}", reply.text());
         let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
         assert!(message.contains("tenant.limits.requests_per_minute = 3"), "{message}");
-        let seconds: u64 = reply.head.header("retry-after").unwrap().parse().unwrap();
+        let seconds: u64 = reply.field("retry-after").unwrap().parse().unwrap();
         assert!((10..=20).contains(&seconds), "{seconds}");
     }
     assert_eq!(replica.count(), answered, "no replica saw them");
-    assert_eq!(post_by(&gateway, "b", PATH, &chat("tiny", "x")).await.status(), 200);
+    assert_eq!(gateway.post_as("b", PATH, &chat("tiny", "x")).await.status(), 200);
     config.tenants[0].limits.requests_per_minute = Some(600);
     gateway.app.reload(Arc::new(config)).unwrap();
-    assert_eq!(post_by(&gateway, "a", PATH, &chat("tiny", "x")).await.status(), 200, "the new limit counts");
+    assert_eq!(gateway.post_as("a", PATH, &chat("tiny", "x")).await.status(), 200, "the new limit counts");
     gateway.idle().await;
     assert_eq!(admissions(&gateway, "refuse", "requests_per_minute"), 3.0);
     assert_eq!(admissions(&gateway, "admit", "ready"), 5.0);
@@ -429,16 +412,16 @@ async fn a_tenants_tokens_are_charged_by_estimate_and_no_estimate_refuses_for_go
     })
     .await;
     let counted = format!(r#"{{"model":"tiny","prompt":[{}7]}}"#, "7,".repeat(400));
-    let reply = post_by(&gateway, "a", "/v1/completions", &counted).await;
+    let reply = gateway.post_as("a", "/v1/completions", &counted).await;
     assert_eq!((reply.status(), &*reply.code()), (429, "tokens_per_minute"), "{}", reply.text());
-    assert_eq!(reply.head.header("retry-after"), None, "waiting does not help where the tokens are known");
+    assert_eq!(reply.field("retry-after"), None, "waiting does not help where the tokens are known");
     let gate = Gate::new();
     let mut statuses = Vec::new();
     let mut open = Vec::new();
     // All at once, before any usage is known.
     for n in 0..6 {
-        replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["x"])].concat());
-        open.push(sent_by(&gateway, "a", PATH, &chat("tiny", &format!("{n} {}", "words ".repeat(60)))).await);
+        replica.next(wire::behind(&gate, wire::chat_stream(&["x"])));
+        open.push(gateway.sent_as("a", PATH, &chat("tiny", &format!("{n} {}", "words ".repeat(60)))).await);
     }
     until("some are refused, the others wait", || {
         admissions(&gateway, "refuse", "tokens_per_minute") + replica.count() as f64 >= 7.0
@@ -468,23 +451,23 @@ async fn prompts_of_one_script_do_not_change_what_another_is_estimated_at() {
     for script in ["\u{1f600}", r"\ud83d\ude00", "                "] {
         replica.always(counted(if script.starts_with(' ') { 300 } else { 1500 }));
         for _ in 0..40 {
-            assert_eq!(post_by(&gateway, "b", PATH, &unary(&script.repeat(500))).await.status(), 200);
+            assert_eq!(gateway.post_as("b", PATH, &unary(&script.repeat(500))).await.status(), 200);
         }
     }
     let english = "many words of plain English text, ".repeat(132);
     replica.always(counted(1125));
-    let first = post_by(&gateway, "a", PATH, &unary(&english)).await;
+    let first = gateway.post_as("a", PATH, &unary(&english)).await;
     assert_eq!(first.status(), 200, "{}", first.text());
-    let second = post_by(&gateway, "a", PATH, &unary(&english)).await;
+    let second = gateway.post_as("a", PATH, &unary(&english)).await;
     assert_eq!((second.status(), &*second.code()), (429, "tokens_per_minute"));
     let message = second.json()["error"]["message"].as_str().unwrap().to_owned();
     let tokens: u64 =
         message.split("this request's ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
     assert!((900..1400).contains(&tokens), "{message}");
     // Far above a minute's allowance by the estimate: it waits, and is not sent away.
-    let third = post_by(&gateway, "a", PATH, &unary(&english.repeat(4))).await;
+    let third = gateway.post_as("a", PATH, &unary(&english.repeat(4))).await;
     assert_eq!(third.status(), 429);
-    assert!(third.head.header("retry-after").is_some(), "{}", third.text());
+    assert!(third.field("retry-after").is_some(), "{}", third.text());
 }
 
 #[tokio::test]
@@ -495,19 +478,19 @@ async fn requests_at_once_are_counted_and_given_back_when_clients_leave() {
     .await;
     let gate = Gate::new();
     for _ in 0..2 {
-        replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["x"])].concat());
+        replica.next(wire::behind(&gate, wire::chat_stream(&["x"])));
     }
     let (first, mut second) = (
-        sent_by(&gateway, "a", PATH, &chat("tiny", "first")).await,
-        sent_by(&gateway, "a", PATH, &chat("tiny", "second")).await,
+        gateway.sent_as("a", PATH, &chat("tiny", "first")).await,
+        gateway.sent_as("a", PATH, &chat("tiny", "second")).await,
     );
     replica.got(2).await;
-    let reply = post_by(&gateway, "a", PATH, &chat("tiny", "third")).await;
+    let reply = gateway.post_as("a", PATH, &chat("tiny", "third")).await;
     assert_eq!((reply.status(), &*reply.code()), (429, "concurrency"), "{}", reply.text());
-    assert!(reply.head.header("retry-after").is_some());
+    assert!(reply.field("retry-after").is_some());
     drop(first);
     until("the client's end is noticed", || gateway.app.gateway.tenants.inflight("a") == 1).await;
-    assert_eq!(post_by(&gateway, "a", PATH, &chat("tiny", "fourth")).await.status(), 200);
+    assert_eq!(gateway.post_as("a", PATH, &chat("tiny", "fourth")).await.status(), 200);
     gate.cancel();
     assert_eq!(second.reply().await.status(), 200);
     gateway.idle().await;
@@ -523,8 +506,7 @@ pub(crate) fn order(replica: &Replica, from: usize) -> Vec<String> {
 
 #[tokio::test]
 async fn all_routes_of_a_pool_wait_in_one_queue_batch_last_and_priorities_first() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([replica], mut config) = config::fresh().await;
     one_at_a_time(&mut config);
     let mut batch = config::route("batch", &[0]);
     (batch.policy, batch.slo) = (PolicyName::Latency, "batch".into());
@@ -535,10 +517,9 @@ async fn all_routes_of_a_pool_wait_in_one_queue_batch_last_and_priorities_first(
     route.client_may.priority = true;
     let gateway = Gateway::start(config.clone()).await;
     taught(&gateway, &replica).await;
-    let gate = Gate::new();
-    replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["first"])].concat());
+    let gate = replica.held(wire::chat_stream(&["first"]));
     let before = replica.count();
-    let mut open = vec![sent(&gateway, &chat("tiny", "first")).await];
+    let mut open = vec![gateway.sent(PATH, &chat("tiny", "first")).await];
     replica.got(before + 1).await;
     let priority = |value: &'static str| ("x-priority", value);
     for (n, (model, text, headers)) in [
@@ -557,9 +538,7 @@ async fn all_routes_of_a_pool_wait_in_one_queue_batch_last_and_priorities_first(
     }
     // Those that wait are not lost to a reload.
     gateway.app.reload(Arc::new(config)).unwrap();
-    let mut bad = gateway.client().await;
-    bad.post(PATH, &[priority("high")], chat("tiny", "bad").as_bytes()).await;
-    assert_eq!(bad.reply().await.status(), 400);
+    assert_eq!(gateway.post_with(PATH, &[priority("high")], chat("tiny", "bad")).await.status(), 400);
     gate.cancel();
     for mut client in open {
         assert_eq!(client.reply().await.status(), 200);
@@ -572,16 +551,14 @@ async fn all_routes_of_a_pool_wait_in_one_queue_batch_last_and_priorities_first(
 
 #[tokio::test]
 async fn without_a_section_requests_are_ordered_and_none_is_refused_not_even_by_a_drain() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([replica], mut config) = config::fresh().await;
     one_at_a_time(&mut config);
     config.routes[0].client_may.priority = true;
     let gateway = Gateway::start(config).await;
     taught(&gateway, &replica).await;
-    let gate = Gate::new();
-    replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["first"])].concat());
+    let gate = replica.held(wire::chat_stream(&["first"]));
     let before = replica.count();
-    let mut open = vec![sent(&gateway, &chat("tiny", "first")).await];
+    let mut open = vec![gateway.sent(PATH, &chat("tiny", "first")).await];
     replica.got(before + 1).await;
     for (n, (text, priority)) in [("low", "-1"), ("ordinary", "0"), ("high", "5")].into_iter().enumerate() {
         let mut client = gateway.client().await;
@@ -604,8 +581,7 @@ async fn without_a_section_requests_are_ordered_and_none_is_refused_not_even_by_
 
 /// A gateway with this scrape interval whose replica has shown a queue and got prompts that it never answers; what it was sent so far.
 async fn with_lost_prompts(scrape_interval: Duration, lost: usize) -> (Gateway, Replica, Vec<Client>) {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([replica], mut config) = config::fresh().await;
     config.pools[0].scrape_interval = scrape_interval;
     config.routes[0].policy = PolicyName::Latency;
     let page = |waiting: u32| {
@@ -623,7 +599,7 @@ async fn with_lost_prompts(scrape_interval: Duration, lost: usize) -> (Gateway, 
     let mut open = Vec::new();
     for n in 0..lost {
         replica.next(vec![Step::Hang]);
-        open.push(sent(&gateway, &chat("tiny", &format!("lost {n} {}", "word ".repeat(400)))).await);
+        open.push(gateway.sent(PATH, &chat("tiny", &format!("lost {n} {}", "word ".repeat(400)))).await);
         replica.got(before + n + 1).await;
     }
     (gateway, replica, open)
@@ -642,12 +618,11 @@ async fn prompts_that_an_engine_lost_hold_up_no_other_once_its_page_shows_that_t
 /// Requests at five times what an engine of two places can do, which tells nobody of them: how many were answered, and how many of
 /// these in time.
 async fn at_five_times_the_load(answer: Vec<Step>, is_stream: bool) -> (usize, usize) {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     // In no hurry: what a busy machine adds is little beside it.
     let work = [vec![Step::Take(Arc::new(Semaphore::new(2)))], vec![Step::Tick; 20]].concat();
     replica.always([work, answer].concat());
     let bound = Duration::from_millis(2400);
-    let mut config = config::of(&[&replica]);
     strict(&mut config, Some(QUEUE));
     let ttft = Some(TtftBound { base: bound, per_prompt_token: Duration::ZERO });
     config.slo.insert("strict".into(), Slo { ttft, ..Slo::default() });
@@ -704,10 +679,10 @@ async fn requests_wait_for_a_pool_at_zero_and_are_let_go_as_the_first_replica_co
     let wait = ColdWait { heartbeat: Some(Duration::from_millis(20)), ..ColdWait::default() };
     let gateway = at_zero(&replica, wait);
     let gate = Gate::new();
-    replica.always([vec![Step::Wait(gate.clone())], wire::chat_stream(&["warm"])].concat());
+    replica.always(wire::behind(&gate, wire::chat_stream(&["warm"])));
     let mut early = Vec::new();
     for n in 0..12 {
-        early.push(sent(&gateway, &chat("tiny", &format!("early {n}"))).await);
+        early.push(gateway.sent(PATH, &chat("tiny", &format!("early {n}"))).await);
     }
     waiting(&gateway, 12).await;
     assert_eq!(gateway.call("GET", "/health").await.status(), 200, "it takes requests");
@@ -719,7 +694,7 @@ async fn requests_wait_for_a_pool_at_zero_and_are_let_go_as_the_first_replica_co
     replica.listen_again().await;
     replica.got(4).await;
     until("it is ready", || gateway.state_of(&replica) == ReplicaState::Ready).await;
-    let mut late = sent(&gateway, &chat("tiny", "late")).await;
+    let mut late = gateway.sent(PATH, &chat("tiny", "late")).await;
     waiting(&gateway, 9).await;
     assert_eq!(replica.count(), 4, "the others wait for their turn, and who comes later behind them");
     gate.cancel();
@@ -739,7 +714,7 @@ async fn a_request_for_an_engine_that_has_just_scaled_to_zero_waits_for_the_next
         Gateway::before(|config| config.pools[0].scale = Scale { min_replicas: 0, ..Scale::default() }).await;
     replica.stop_listening().await;
     assert_eq!(gateway.state_of(&replica), ReplicaState::Ready, "nobody knows yet");
-    let mut client = sent(&gateway, &chat("tiny", "cold")).await;
+    let mut client = gateway.sent(PATH, &chat("tiny", "cold")).await;
     waiting(&gateway, 1).await;
     replica.always(wire::chat_stream(&["warm"]));
     replica.listen_again().await;
@@ -748,18 +723,11 @@ async fn a_request_for_an_engine_that_has_just_scaled_to_zero_waits_for_the_next
 
 #[tokio::test]
 async fn nobody_waits_for_a_pool_at_zero_whose_revision_gets_no_requests() {
-    let (baseline, canary) = (Replica::start().await, Replica::start().await);
+    let [baseline, canary] = Replica::several().await;
     baseline.stop_listening().await;
     canary.stop_listening().await;
-    let text = "[[pool]]\nname = \"old\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"new\"\n\
-                replicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [\"old\"]\n[route.canary]\npool = \"new\"\n\
-                steps = [{ weight = 10, soak = \"1h\" }]\n";
-    let checked = tokenway::config::check::check_str("f.toml", text, &|_| None).unwrap();
-    let mut config = config::of(&[&baseline]);
-    config.pools.push(config::pool("new", &[&canary]));
+    let mut config = config::with_canary(&baseline, &canary, "");
     config.pools[1].scale = Scale { min_replicas: 0, ..Scale::default() };
-    config.routes[0].canary.clone_from(&checked.routes[0].canary);
-    config.routes[0].pools.push(tokenway::config::WeightedPool { pool: 1, weight: 0 });
     let gateway = Gateway::start_unready(config);
     let canaries = &gateway.app.gateway.table.load_full().routes[0].wheel;
     assert!(!canaries.uses(1), "its rollout gives it nothing");
@@ -773,7 +741,8 @@ async fn the_wait_for_a_pool_at_zero_is_bounded() {
     let replica = Replica::start().await;
     replica.stop_listening().await;
     let gateway = at_zero(&replica, ColdWait { max_requests: 2, ..ColdWait::default() });
-    let _waiting = [sent(&gateway, &chat("tiny", "1")).await, sent(&gateway, &chat("tiny", "2")).await];
+    let _waiting =
+        [gateway.sent(PATH, &chat("tiny", "1")).await, gateway.sent(PATH, &chat("tiny", "2")).await];
     waiting(&gateway, 2).await;
     let reply = gateway.post(PATH, &chat("tiny", "one too many")).await;
     assert_eq!((reply.status(), &*reply.code()), (503, "no_ready_replica"));
@@ -790,7 +759,7 @@ async fn the_wait_for_a_pool_at_zero_is_bounded() {
 
 #[tokio::test]
 async fn a_request_that_waits_for_a_pool_at_zero_goes_on_under_another_name_of_the_pool() {
-    let (never, replica) = (Replica::start().await, Replica::start().await);
+    let [never, replica] = Replica::several().await;
     never.stop_listening().await;
     let at_zero = |name: &str, replica: &Replica| {
         let mut config = config::of(&[replica]);
@@ -803,14 +772,14 @@ async fn a_request_that_waits_for_a_pool_at_zero_goes_on_under_another_name_of_t
     let gateway = Gateway::start_unready(at_zero("before", &never));
     let mut early = Vec::new();
     for n in 0..6 {
-        early.push(sent(&gateway, &chat("tiny", &format!("early {n}"))).await);
+        early.push(gateway.sent(PATH, &chat("tiny", &format!("early {n}"))).await);
     }
     waiting(&gateway, 6).await;
     gateway.app.reload(Arc::new(at_zero("after", &replica))).unwrap();
     for client in &mut early {
         let reply = client.reply().await;
         assert_eq!(reply.status(), 200, "{}", reply.text());
-        assert_eq!(reply.head.header("x-tokenway-revision"), Some("after"));
+        assert_eq!(reply.field("x-tokenway-revision"), Some("after"));
     }
     gateway.idle().await;
     waiting(&gateway, 0).await;

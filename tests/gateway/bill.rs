@@ -13,9 +13,8 @@ use tokenway::observe::usage::Used;
 
 use crate::support::client::{Client, Reply};
 use crate::support::replica::{Gate, Probes, Received, Replica, Step};
-use crate::support::{Gateway, config, wire};
+use crate::support::{Gateway, PATH, config, wire};
 
-const PATH: &str = "/v1/chat/completions";
 /// Some five hundred tokens.
 const WORDS: usize = 400;
 
@@ -129,9 +128,8 @@ fn engine_span(head: &Received) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_budget_counts_the_time_that_the_engine_reports_as_the_bill_does() {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     replica.always([vec![Step::Tick; 105], wire::json(200, ANSWER)].concat());
-    let mut config = config::of(&[&replica]);
     let seconds = Budget { engine_seconds: Some(1), window: Window::Month, ..Budget::default() };
     config.tenants = vec![tenant(seconds)];
     config.telemetry.sampling.routine = 1.0;
@@ -170,7 +168,7 @@ async fn an_answer_that_is_an_error_costs_a_request_and_no_tokens() {
         replica.always(script);
         let reply = ask(&gateway, is_stream).await;
         assert!(reply.text().contains("error"), "{} {}", reply.status(), reply.text());
-        let header = |name: &str| reply.head.header(name).unwrap().parse::<u64>().unwrap();
+        let header = |name: &str| reply.field(name).unwrap().parse::<u64>().unwrap();
         left.push((header("x-ratelimit-remaining-tokens"), header("x-ratelimit-remaining-requests")));
     }
     assert!(left[0].0 < 100_000 - WORDS as u64, "while it runs its prompt is held: {left:?}");
@@ -184,7 +182,7 @@ async fn an_answer_that_is_an_error_costs_a_request_and_no_tokens() {
 
 #[tokio::test]
 async fn what_a_hook_refuses_costs_nothing() {
-    let (replica, service) = (Replica::start().await, Replica::start().await);
+    let [replica, service] = Replica::several().await;
     replica.always(wire::json(200, ANSWER));
     service.probes(Probes::Scripted);
     service.always(wire::json(200, r#"{"allow":false,"status":422}"#));
@@ -505,9 +503,8 @@ async fn a_stored_response_that_is_read_again_is_not_billed_again() {
     assert_eq!(made.status(), 200);
     gateway.idle().await;
     assert_eq!(tokens(&gateway), (50, 10));
-    let mut client = gateway.client().await;
-    client.send("GET", "/v1/responses/resp_1", &[("authorization", "Bearer a")], b"").await;
-    assert_eq!(client.reply().await.status(), 200);
+    let reply = gateway.ask("GET", "/v1/responses/resp_1", &[("authorization", "Bearer a")], b"").await;
+    assert_eq!(reply.status(), 200);
     gateway.idle().await;
     assert_eq!(tokens(&gateway), (50, 10));
 }

@@ -12,10 +12,7 @@ use tokenway::config::Config;
 use tokenway::fleet::status::ReplicaState;
 
 use crate::support::replica::{Gate, Probes, Replica, Step};
-use crate::support::{Gateway, config, until, wire};
-
-const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
-const PATH: &str = "/v1/chat/completions";
+use crate::support::{CHAT, Gateway, PATH, config, until, wire};
 
 /// A gateway whose next request goes to the first of the two replicas it returns.
 async fn pair(edit: impl FnOnce(&mut Config)) -> (Gateway, Replica, Replica) {
@@ -63,11 +60,7 @@ async fn failures_aimed_at_a_replica_by_a_stored_response_do_not_eject_it() {
 
 #[tokio::test]
 async fn a_prompt_that_was_in_flight_at_two_replica_deaths_is_refused() {
-    let replicas = [Replica::start().await, Replica::start().await, Replica::start().await];
-    let all: Vec<&Replica> = replicas.iter().collect();
-    let mut config = config::of(&all);
-    config.pools[0].ejection.max_share = 1.0;
-    let gateway = Gateway::start(config).await;
+    let (all, gateway) = Gateway::before::<3>(|config| config.pools[0].ejection.max_share = 1.0).await;
     for replica in &all {
         replica.always(vec![Step::StopListening, Step::Reset]);
     }
@@ -78,7 +71,7 @@ async fn a_prompt_that_was_in_flight_at_two_replica_deaths_is_refused() {
     let reply = gateway.post(PATH, &poison).await;
     assert_eq!((reply.status(), &*reply.code()), (503, "suspected_poison"));
     assert_eq!(all.iter().map(|r| r.count()).sum::<usize>(), 2);
-    assert!(reply.head.header("retry-after").is_some());
+    assert!(reply.field("retry-after").is_some());
     let last = all.iter().find(|r| r.count() == 0).unwrap();
     last.next(wire::chat_stream(&["a"]));
     let harmless = CHAT.replace("hi", "live");
@@ -137,12 +130,11 @@ async fn a_replica_whose_connections_are_all_taken_is_busy_and_not_left() {
     })
     .await;
     let gate = Gate::new();
-    let end = [wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
+    let end = wire::ending(wire::FINISH);
     let mut clients = Vec::new();
     for replica in [&one, &two] {
-        replica.next(wire::begun_then("x", [vec![Step::Wait(gate.clone())], end.to_vec()].concat()));
-        let client = gateway.begun(PATH, CHAT).await;
-        clients.push(client);
+        replica.next(wire::begun_then("x", wire::behind(&gate, end.to_vec())));
+        clients.push(gateway.begun(PATH, CHAT).await);
     }
     for _ in 0..8 {
         let reply = gateway.post(PATH, CHAT).await;

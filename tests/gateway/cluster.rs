@@ -12,22 +12,16 @@ use std::time::Duration;
 
 use tokenway::config::{Budget, Config, OnLoss, PolicyName, Tenant, Window};
 
-use crate::support::client::{Client, Reply};
+use crate::support::client::Client;
 use crate::support::redis::Redis;
 use crate::support::replica::{Gate, Replica, Step};
-use crate::support::{Gateway, config, soon, until, wire};
-
-const PATH: &str = "/v1/chat/completions";
+use crate::support::{Gateway, PATH, config, soon, until, wire};
 
 fn config_of(redis: &Redis, replicas: &[Replica], policy: PolicyName) -> Config {
     let mut config = config::of(&replicas.iter().collect::<Vec<_>>());
     config.routes[0].policy = policy;
     config.cluster = Some(redis.cluster());
     config
-}
-
-async fn replicas() -> [Replica; 3] {
-    [Replica::start().await, Replica::start().await, Replica::start().await]
 }
 
 /// Two gateways that follow each other.
@@ -41,6 +35,13 @@ async fn pair(redis: &Redis, replicas: &[Replica], policy: PolicyName) -> [Gatew
 async fn follow_each_other(gateways: &[Gateway; 2]) {
     let is_followed = || gateways.iter().all(|one| one.sum("tokenway_cluster_peers", &[]) == 1.0);
     until("each follows the other", is_followed).await;
+}
+
+/// The broker ends, and they see it.
+async fn lost(redis: &mut Redis, gateways: &[Gateway]) {
+    redis.kill();
+    let is_seen = || gateways.iter().all(|one| one.sum("tokenway_cluster_connected", &[]) == 0.0);
+    until("the loss is seen", is_seen).await;
 }
 
 /// Everything that one published has been taken in by the other.
@@ -63,14 +64,9 @@ fn body(prompt: &str) -> String {
     format!(r#"{{"model":"tiny","stream":true,"messages":[{{"role":"user","content":"{prompt}"}}]}}"#)
 }
 
-fn replica_of(reply: &Reply) -> String {
-    assert_eq!(reply.status(), 200, "{}", reply.text());
-    reply.head.header("x-tokenway-replica").unwrap().to_owned()
-}
-
 #[tokio::test]
 async fn a_conversation_that_changes_its_gateway_with_every_turn_stays_on_its_replica() {
-    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let gateways = pair(&redis, &replicas, PolicyName::Prefix).await;
     let mut homes = HashSet::new();
     for conversation in 0..12 {
@@ -78,9 +74,9 @@ async fn a_conversation_that_changes_its_gateway_with_every_turn_stays_on_its_re
         let mut used = HashSet::new();
         for turn in 0..4 {
             let reply = gateways[(conversation + turn) % 2].post(PATH, &body(&prompt)).await;
-            used.insert(replica_of(&reply));
+            used.insert(reply.replica());
             if turn > 0 {
-                let decision = reply.head.header("x-tokenway-decision").unwrap();
+                let decision = reply.field("x-tokenway-decision").unwrap();
                 assert!(decision.contains("reason=prefix"), "{conversation} {turn}: {decision}");
             }
             in_step(&gateways).await;
@@ -94,7 +90,7 @@ async fn a_conversation_that_changes_its_gateway_with_every_turn_stays_on_its_re
 
 #[tokio::test]
 async fn requests_of_the_other_gateway_count_as_load_until_they_end() {
-    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let gateways = pair(&redis, &replicas, PolicyName::LeastLoaded).await;
     let gate = Gate::new();
     for replica in &replicas {
@@ -129,21 +125,17 @@ async fn requests_of_the_other_gateway_count_as_load_until_they_end() {
 
 #[tokio::test]
 async fn a_broker_that_is_killed_fails_no_request_and_is_back_within_five_seconds() {
-    let (mut redis, replicas) = (Redis::start().await, replicas().await);
+    let (mut redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     // By prefix alone: engines that answer at once teach `latency` that a hit saves nothing.
     let gateways = pair(&redis, &replicas, PolicyName::Prefix).await;
     let ask = async |n: usize| {
         for at in 0..n {
             let reply = gateways[at % 2].post(PATH, &body(&format!("{at} lorem ").repeat(200))).await;
-            replica_of(&reply);
+            reply.replica();
         }
     };
     ask(20).await;
-    redis.kill();
-    until("the loss is seen", || {
-        gateways.iter().all(|one| one.sum("tokenway_cluster_connected", &[]) == 0.0)
-    })
-    .await;
+    lost(&mut redis, &gateways).await;
     let page = gateways[0].page();
     assert!(!page.contains("tokenway_cluster_lag_seconds{"), "the broker is away");
     ask(60).await;
@@ -162,17 +154,17 @@ async fn a_broker_that_is_killed_fails_no_request_and_is_back_within_five_second
 
 async fn in_step_after_loss(gateways: &[Gateway; 2]) {
     let prompt = "again lorem ".repeat(600);
-    let home = replica_of(&gateways[0].post(PATH, &body(&prompt)).await);
+    let home = gateways[0].post(PATH, &body(&prompt)).await.replica();
     tokio::time::sleep(Duration::from_millis(200)).await;
-    assert_eq!(replica_of(&gateways[1].post(PATH, &body(&format!("{prompt} more"))).await), home);
+    assert_eq!(gateways[1].post(PATH, &body(&format!("{prompt} more"))).await.replica(), home);
 }
 
 #[tokio::test]
 async fn without_a_broker_a_gateway_starts_and_serves_alone() {
-    let (mut redis, replicas) = (Redis::start().await, replicas().await);
+    let (mut redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     redis.kill();
     let gateway = soon("a start", Gateway::start(config_of(&redis, &replicas, PolicyName::Latency))).await;
-    replica_of(&gateway.post(PATH, &body("hi")).await);
+    gateway.post(PATH, &body("hi")).await.replica();
     assert_eq!(gateway.sum("tokenway_cluster_connected", &[]), 0.0);
     redis.start_again().await;
     until("it finds the broker", || gateway.sum("tokenway_cluster_connected", &[]) == 1.0).await;
@@ -180,7 +172,7 @@ async fn without_a_broker_a_gateway_starts_and_serves_alone() {
 
 #[tokio::test]
 async fn messages_of_others_and_of_other_versions_are_counted_and_change_nothing() {
-    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let gateways = pair(&redis, &replicas, PolicyName::Latency).await;
     // Another application's, another version's, one of a gateway that ends in the middle, and a place that nobody has.
     for message in ["{job:1}", r#""TW\x09aaaaaaaabbbbcccc""#, r#""TW\x02aaaaaaaabbbbcccc\x01\x20short""#] {
@@ -199,14 +191,14 @@ async fn messages_of_others_and_of_other_versions_are_counted_and_change_nothing
     };
     until("those of a newer gateway are counted", are_counted).await;
     let prompt = "lorem ipsum ".repeat(600);
-    let home = replica_of(&gateways[0].post(PATH, &body(&prompt)).await);
+    let home = gateways[0].post(PATH, &body(&prompt)).await.replica();
     in_step(&gateways).await;
-    assert_eq!(replica_of(&gateways[1].post(PATH, &body(&format!("{prompt} more"))).await), home);
+    assert_eq!(gateways[1].post(PATH, &body(&format!("{prompt} more"))).await.replica(), home);
 }
 
 #[tokio::test]
 async fn clusters_of_two_names_share_a_broker_and_nothing_else() {
-    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let start = async |name: &str| {
         let mut config = config_of(&redis, &replicas, PolicyName::Latency);
         config.cluster.as_mut().unwrap().name = name.into();
@@ -217,7 +209,7 @@ async fn clusters_of_two_names_share_a_broker_and_nothing_else() {
         [&one, &other].iter().all(|g| g.sum("tokenway_cluster_connected", &[]) == 1.0)
     })
     .await;
-    replica_of(&one.post(PATH, &body("hi")).await);
+    one.post(PATH, &body("hi")).await.replica();
     until("it is published", || one.sum("tokenway_cluster_notices_total", &["sent"]) == 3.0).await;
     assert_eq!(
         (
@@ -230,7 +222,7 @@ async fn clusters_of_two_names_share_a_broker_and_nothing_else() {
 
 #[tokio::test]
 async fn clusters_in_two_databases_of_a_broker_share_nothing() {
-    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let start = async |database| {
         let mut config = config_of(&redis, &replicas, PolicyName::Latency);
         config.cluster.as_mut().unwrap().url.database = database;
@@ -241,7 +233,7 @@ async fn clusters_in_two_databases_of_a_broker_share_nothing() {
     follow_each_other(&both).await;
     let other = start(2).await;
     until("it is connected", || other.sum("tokenway_cluster_connected", &[]) == 1.0).await;
-    replica_of(&both[0].post(PATH, &body("hi")).await);
+    both[0].post(PATH, &body("hi")).await.replica();
     in_step(&both).await;
     for stranger in [&zero, &other] {
         let received = stranger.sum("tokenway_cluster_notices_total", &["received"]);
@@ -274,7 +266,7 @@ async fn status(gateway: &Gateway) -> u16 {
 #[tokio::test]
 async fn a_budget_holds_over_two_gateways_within_two_percent_and_through_a_loss_of_the_broker() {
     const LIMIT: u64 = 300;
-    let (mut redis, replicas) = (Redis::start().await, replicas().await);
+    let (mut redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let start = async || with_budget(&redis, &replicas, LIMIT, OnLoss::Open).await;
     let gateways = [start().await, start().await];
     follow_each_other(&gateways).await;
@@ -291,11 +283,7 @@ async fn a_budget_holds_over_two_gateways_within_two_percent_and_through_a_loss_
     };
     let mut all = used(40).await;
     // What is used meanwhile is known again when the broker, which has lost everything, is back.
-    redis.kill();
-    until("the loss is seen", || {
-        gateways.iter().all(|one| one.sum("tokenway_cluster_connected", &[]) == 0.0)
-    })
-    .await;
+    lost(&mut redis, &gateways).await;
     all += used(40).await;
     assert_eq!(all, 160, "nothing was refused");
     redis.start_again().await;
@@ -311,7 +299,7 @@ async fn a_budget_holds_over_two_gateways_within_two_percent_and_through_a_loss_
 
 #[tokio::test]
 async fn a_closed_budget_refuses_without_a_broker_what_no_lease_covers() {
-    let (mut redis, replicas) = (Redis::start().await, replicas().await);
+    let (mut redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     redis.kill();
     let gateway = with_budget(&redis, &replicas, 100, OnLoss::Closed).await;
     assert_eq!(status(&gateway).await, 429);
@@ -323,7 +311,7 @@ async fn a_closed_budget_refuses_without_a_broker_what_no_lease_covers() {
 
 #[tokio::test]
 async fn a_broker_that_is_back_for_a_moment_makes_no_gateway_the_only_one() {
-    let (mut redis, replicas) = (Redis::start().await, replicas().await);
+    let (mut redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let start = async || with_budget(&redis, &replicas, 60, OnLoss::Closed).await;
     let gateways = [start().await, start().await];
     follow_each_other(&gateways).await;
@@ -354,7 +342,7 @@ async fn full(redis: &Redis, is_full: bool) {
 
 #[tokio::test]
 async fn a_full_broker_is_as_one_that_is_away_for_budgets_until_it_has_room() {
-    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let start = async || with_budget(&redis, &replicas, 20, OnLoss::Open).await;
     let gateways = [start().await, start().await];
     follow_each_other(&gateways).await;

@@ -16,9 +16,7 @@ use tokio::runtime::Handle;
 
 use crate::support::redis::Redis;
 use crate::support::replica::Replica;
-use crate::support::{Gateway, config, observer, soon, until};
-
-const PATH: &str = "/v1/chat/completions";
+use crate::support::{Gateway, PATH, config, observer, soon, until};
 
 /// A gateway, and where its keys are made.
 struct Keyed {
@@ -50,10 +48,8 @@ impl Keyed {
     }
 
     async fn status(&self, key: &str) -> u16 {
-        let mut client = self.gateway.client().await;
         let body = r#"{"model":"tiny","stream":true,"messages":[]}"#;
-        client.post(PATH, &[("authorization", &*format!("Bearer {key}"))], body.as_bytes()).await;
-        client.reply().await.status()
+        self.gateway.post_as(key, PATH, body).await.status()
     }
 
     /// Whether it answers with this status before the time is over.

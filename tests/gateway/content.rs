@@ -14,9 +14,8 @@ use tempfile::TempDir;
 use tokenway::config::{Config, Otlp, OtlpProtocol, OtlpTarget, Tenant};
 
 use crate::support::replica::{Probes, Replica, Step};
-use crate::support::{Gateway, config, quiet, until, wire};
+use crate::support::{FORM, Gateway, PATH, config, quiet, until, wire};
 
-const PATH: &str = "/v1/chat/completions";
 /// So many digits that no time, count or identifier beside them has the same by chance.
 const CARD: &str = "4111111111111111";
 
@@ -56,11 +55,8 @@ impl Trail {
     }
 
     async fn ask_at(&self, method: &str, path: &str, tenant: &str, kind: &str, body: &str) -> u16 {
-        let mut client = self.gateway.client().await;
-        let (key, length) = (format!("Bearer {tenant}"), body.len().to_string());
-        let headers = [("authorization", &*key), ("content-type", kind), ("content-length", &*length)];
-        client.write(method, path, &headers, body.as_bytes()).await;
-        let status = client.reply().await.status();
+        let headers = [("authorization", &*format!("Bearer {tenant}")), ("content-type", kind)];
+        let status = self.gateway.ask(method, path, &headers, body).await.status();
         self.gateway.idle().await;
         status
     }
@@ -140,7 +136,7 @@ fn pieces(kind: &str, pieces: &[String]) -> Vec<Step> {
 async fn a_secret_in_pieces_is_left_out_of_every_stream_also_of_one_that_is_not_understood() {
     let replica = Replica::start().await;
     let form = "--B\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\ntiny\r\n--B--\r\n";
-    let (json, form_kind, sse) = ("application/json", "multipart/form-data; boundary=B", "text/event-stream");
+    let (json, sse) = ("application/json", "text/event-stream");
     let stored = r#"{"model":"tiny","input":"x","store":true}"#;
     let of = |event: &dyn Fn(&str) -> String| ["card 41111", "111111", "11111 end"].map(event);
     let mut chat = of(&|text| wire::content(text)).to_vec();
@@ -159,7 +155,7 @@ async fn a_secret_in_pieces_is_left_out_of_every_stream_also_of_one_that_is_not_
         let [custom, audio, kept] =
             ["/v1/custom", "/v1/audio/transcriptions", "/v1/responses/resp_1?stream=true"];
         for (method, path, kind, body, answer_kind, events) in [
-            ("POST", audio, form_kind, form, sse, &chat[..]),
+            ("POST", audio, FORM, form, sse, &chat[..]),
             ("GET", kept, json, "", sse, &deltas),
             ("POST", custom, json, r#"{"model":"tiny"}"#, sse, &chat),
             ("POST", custom, json, r#"{"model":"tiny"}"#, sse, &unknown),

@@ -12,11 +12,8 @@ use tokenway::fleet::status::ReplicaState;
 
 use crate::support::client::{Body, Client, Http2, read_http2};
 use crate::support::replica::{Gate, Probes, Replica, Step};
-use crate::support::{Gateway, config, soon, until, wire};
+use crate::support::{CHAT, Gateway, PATH, UNARY, config, soon, until, wire};
 
-const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
-const UNARY: &str = r#"{"model":"tiny","messages":[{"role":"user","content":"hi"}]}"#;
-const PATH: &str = "/v1/chat/completions";
 const SHORT: Duration = Duration::from_millis(300);
 
 fn timeouts(replica: &Replica, edit: impl FnOnce(&mut Timeouts)) -> Config {
@@ -64,8 +61,7 @@ async fn a_stream_without_content_in_time_is_504_and_not_retried() {
 async fn first_token_does_not_apply_to_unary_answers() {
     let replica = Replica::start().await;
     let gateway = Gateway::start(timeouts(&replica, |t| t.first_token = Duration::from_millis(1))).await;
-    let gate = Gate::new();
-    replica.next([vec![Step::Wait(gate.clone())], wire::json(200, "{}")].concat());
+    let gate = replica.held(wire::json(200, "{}"));
     let mut client = gateway.sent(PATH, UNARY).await;
     replica.got(1).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -103,17 +99,14 @@ async fn a_stream_that_takes_too_long_ends_with_an_error_event() {
 async fn a_client_may_lower_the_total_deadline_where_the_route_lets_it() {
     let ([replica], gateway) = Gateway::before(|config| config.routes[0].client_may.timeout = true).await;
     // More than a duration holds is no bound.
-    let mut client = gateway.client().await;
-    client.post(PATH, &[("x-request-timeout", "99999999999999999999")], UNARY.as_bytes()).await;
-    assert_eq!(client.reply().await.status(), 200);
+    let reply = gateway.post_with(PATH, &[("x-request-timeout", "99999999999999999999")], UNARY).await;
+    assert_eq!(reply.status(), 200);
     replica.always(vec![Step::Hang]);
     for (wish, status, code, why) in [
         ("0.2", 504, "timeout_total", "no complete answer within 0.2 s (x-request-timeout)"),
         ("soon", 400, "invalid_request", "must be a positive number of seconds"),
     ] {
-        let mut client = gateway.client().await;
-        client.post(PATH, &[("x-request-timeout", wish)], UNARY.as_bytes()).await;
-        let reply = client.reply().await;
+        let reply = gateway.post_with(PATH, &[("x-request-timeout", wish)], UNARY).await;
         assert_eq!((reply.status(), &*reply.code()), (status, code));
         assert!(reply.text().contains(why), "{}", reply.text());
     }
@@ -186,7 +179,7 @@ async fn content_feeds_the_inter_token_deadline() {
     for _ in 0..100 {
         script.extend([wire::event(wire::content("y")), Step::Tick]);
     }
-    script.extend([wire::event(wire::FINISH), wire::event(wire::DONE), Step::End]);
+    script.extend(wire::ending(wire::FINISH));
     replica.next(script);
     let reply = gateway.post(PATH, CHAT).await;
     assert!(reply.body.is_complete, "{}", reply.text());
@@ -222,7 +215,7 @@ async fn a_silent_stream_ends_early_when_its_replica_refuses_connections() {
 /// As when a pod is deleted: it leaves the list, and its process ends with sockets open.
 #[tokio::test]
 async fn a_silent_stream_ends_early_when_its_replica_was_removed_before_it_refused_connections() {
-    let (left, stays) = (Replica::start().await, Replica::start().await);
+    let [left, stays] = Replica::several().await;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("replicas.json");
     crate::discovery::write(&path, &[&left]);
@@ -273,8 +266,8 @@ async fn a_stream_that_is_only_slow_is_left_alone_while_probes_come_back() {
     let replica = Replica::start().await;
     let gateway = Gateway::start(timeouts(&replica, |t| t.inter_token = Duration::from_secs(1))).await;
     let gate = Gate::new();
-    let end = [wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
-    replica.next(wire::begun_then("x", [vec![Step::Wait(gate.clone())], end.to_vec()].concat()));
+    let end = wire::ending(wire::FINISH);
+    replica.next(wire::begun_then("x", wire::behind(&gate, end.to_vec())));
     let mut client = gateway.begun(PATH, CHAT).await;
     let before = replica.probed();
     until("silence asks for a probe", || replica.probed() > before).await;
@@ -307,7 +300,7 @@ async fn a_slow_client_gets_everything_and_feeds_no_token_deadline() {
     let replica = Replica::start().await;
     let gateway = Gateway::start(timeouts(&replica, |t| t.inter_token = Duration::from_millis(400))).await;
     let event = wire::content(&"x".repeat(16 * 1024));
-    let end = [wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
+    let end = wire::ending(wire::FINISH);
     let flood = Step::Flood(event.clone().into_bytes(), FLOOD / 4);
     replica.next(wire::begun_then("x", [vec![flood], end.to_vec()].concat()));
     let mut client = Client::connect_narrow(gateway.addr());
@@ -332,7 +325,7 @@ async fn a_drain_lets_streams_finish_and_refuses_new_requests() {
     let gate = Gate::new();
     let end =
         [wire::event(wire::content("y")), wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
-    replica.next(wire::begun_then("x", [vec![Step::Wait(gate.clone())], end.to_vec()].concat()));
+    replica.next(wire::begun_then("x", wire::behind(&gate, end.to_vec())));
     let mut client = gateway.begun(PATH, CHAT).await;
 
     let app = Arc::clone(&gateway.app);
@@ -340,11 +333,11 @@ async fn a_drain_lets_streams_finish_and_refuses_new_requests() {
     let test = async {
         until("the drain began", || gateway.app.gateway.drain.refuses()).await;
         let health = gateway.call("GET", "/health").await;
-        assert_eq!((health.status(), health.head.header("connection")), (503, Some("close")));
+        assert_eq!((health.status(), health.field("connection")), (503, Some("close")));
         let refused = gateway.post(PATH, CHAT).await;
         assert_eq!((refused.status(), &*refused.code()), (503, "draining"));
         assert_eq!(refused.json()["error"]["type"], "overloaded_error");
-        assert!(refused.head.header("retry-after").is_some());
+        assert!(refused.field("retry-after").is_some());
         gate.cancel();
         let body = client.rest().await;
         assert!(body.is_complete);
@@ -364,7 +357,7 @@ async fn during_the_delay_of_a_drain_requests_are_served_and_connections_close()
     assert_eq!(gateway.call("GET", "/health").await.status(), 503);
     kept.post(PATH, &[], UNARY.as_bytes()).await;
     let reply = kept.reply().await;
-    assert_eq!((reply.status(), reply.head.header("connection")), (200, Some("close")));
+    assert_eq!((reply.status(), reply.field("connection")), (200, Some("close")));
     kept.until_closed().await;
 }
 
@@ -430,13 +423,13 @@ async fn a_client_that_stops_in_its_body_is_408_and_reaches_nobody() {
     let gateway = Gateway::start(timeouts(&replica, |t| t.client_stall = SHORT)).await;
     for framing in [("content-length", "100"), ("transfer-encoding", "chunked")] {
         let mut client = gateway.client().await;
-        client.post_framed(PATH, &[framing], b"5\r\n{\"mod\r\n").await;
+        client.write("POST", PATH, &[framing], b"5\r\n{\"mod\r\n").await;
         let reply = client.reply().await;
         assert_eq!((reply.status(), &*reply.code()), (408, "timeout_client_stall"));
         client.until_closed().await;
     }
     let mut client = gateway.client().await;
-    client.post_framed(PATH, &[("content-length", "100")], b"{").await;
+    client.write("POST", PATH, &[("content-length", "100")], b"{").await;
     until("the request is there", || gateway.app.gateway.requests.load(Ordering::Relaxed) == 1).await;
     drop(client);
     gateway.idle().await;

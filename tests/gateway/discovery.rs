@@ -23,13 +23,10 @@ use tokenway::fleet::discovery::{ChangeError, ReplicaAction, ReplicaChange, Sour
 use tokenway::fleet::status::ReplicaState;
 use tokio::net::TcpListener;
 
-use crate::support::replica::{Gate, Probes, Replica, Step};
-use crate::support::{Gateway, config, until, wire};
+use crate::support::replica::{Gate, Probes, Replica};
+use crate::support::{CHAT, Gateway, PATH, config, until, wire};
 use api_server::{Answer, ApiServer, Feed};
 use name_server::{NameServer, Says};
-
-const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
-const PATH: &str = "/v1/chat/completions";
 
 /// Replicas on 127.0.0.1, 127.0.0.2, … that share a port, as pods do.
 async fn pods(count: u8) -> Vec<Replica> {
@@ -47,14 +44,6 @@ async fn pods(count: u8) -> Vec<Replica> {
     }
 }
 
-async fn pods_anywhere(count: usize) -> Vec<Replica> {
-    let mut pods = Vec::new();
-    for _ in 0..count {
-        pods.push(Replica::start().await);
-    }
-    pods
-}
-
 fn host(at: u8) -> Ipv4Addr {
     Ipv4Addr::new(127, 0, 0, at)
 }
@@ -63,6 +52,18 @@ fn discovering(discovery: Discovery) -> Config {
     let mut config = config::of(&[]);
     config.pools[0].discovery = discovery;
     config
+}
+
+/// One pool of what the name server has for this name.
+fn on_name(server: &NameServer, name: &str, records: DnsRecords) -> Gateway {
+    let (name, base_path, server) = (name.into(), "".into(), Some(server.address));
+    let dns = Some(DnsSource { name, is_tls: false, records, base_path, server });
+    Gateway::start_unready(discovering(Discovery { dns, ..Discovery::default() }))
+}
+
+/// One pool of what this file lists.
+fn listed_in(path: &Path) -> Config {
+    discovering(Discovery { file: Some(path.into()), ..Discovery::default() })
 }
 
 fn names(gateway: &Gateway) -> BTreeSet<String> {
@@ -88,10 +89,7 @@ async fn addresses_of_a_name_are_replicas_and_a_name_server_that_fails_takes_non
     let pods = pods(3).await;
     let port = pods[0].addr.port();
     let server = NameServer::start(Says::Addresses(vec![host(1), host(2)]), 1).await;
-    let (name, base_path) = ("vllm.models.test".into(), "".into());
-    let records = DnsRecords::Addresses { port };
-    let dns = DnsSource { name, is_tls: false, records, base_path, server: Some(server.address) };
-    let gateway = Gateway::start_unready(discovering(Discovery { dns: Some(dns), ..Discovery::default() }));
+    let gateway = on_name(&server, "vllm.models.test", DnsRecords::Addresses { port });
     let of = |all: &[u8]| all.iter().map(|at| format!("{}:{port}", host(*at))).collect::<Vec<_>>();
     let (first, later) = (of(&[1, 2]), of(&[2, 3]));
     has(&gateway, &[&first[0], &first[1]]).await;
@@ -121,9 +119,7 @@ async fn srv_records_bring_host_and_port_and_their_targets_are_asked_of_the_same
     let port = replica.addr.port();
     let says = Says::Services(vec![(0, port, "gpu-1.models.test"), (9, 1, "spare.test")]);
     let server = NameServer::start(says, 60).await;
-    let (name, records) = ("_http._tcp.vllm.models.test".into(), DnsRecords::Services);
-    let dns = DnsSource { name, is_tls: false, records, base_path: "".into(), server: Some(server.address) };
-    let gateway = Gateway::start_unready(discovering(Discovery { dns: Some(dns), ..Discovery::default() }));
+    let gateway = on_name(&server, "_http._tcp.vllm.models.test", DnsRecords::Services);
     has(&gateway, &[&format!("gpu-1.models.test:{port}")]).await;
     assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
 }
@@ -167,25 +163,28 @@ impl Traffic {
 
 pub(crate) fn write(path: &Path, replicas: &[&Replica]) {
     let groups: Vec<Value> = replicas.iter().map(|r| json!({ "targets": [r.name()] })).collect();
+    replace(path, &Value::from(groups).to_string());
+}
+
+/// Replaces the file in one step.
+fn replace(path: &Path, text: &str) {
     let beside = path.with_extension("new");
-    std::fs::write(&beside, Value::from(groups).to_string()).unwrap();
+    std::fs::write(&beside, text).unwrap();
     std::fs::rename(beside, path).unwrap();
 }
 
 #[tokio::test]
 async fn one_file_serves_a_pool_that_computes_prompts_and_one_that_decodes() {
-    let (prefill, decode) = (Replica::start().await, Replica::start().await);
+    let [prefill, decode] = Replica::several().await;
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("replicas.json");
     let label = |first: &str, second: &str| {
         let group = |replica: &Replica, role: &str| json!({ "targets": [replica.addr.to_string()], "labels": { "role": role } });
         let groups = json!([group(&prefill, first), group(&decode, second)]);
-        let beside = path.with_extension("new");
-        std::fs::write(&beside, groups.to_string()).unwrap();
-        std::fs::rename(beside, &path).unwrap();
+        replace(&path, &groups.to_string());
     };
     label("prefill", "decode");
-    let mut config = discovering(Discovery { file: Some(path.clone()), ..Discovery::default() });
+    let mut config = listed_in(&path);
     config.pools[0].role = Role::Decode;
     config.pools.push(Pool { name: "prefill".into(), role: Role::Prefill, ..config.pools[0].clone() });
     let gateway = Gateway::start(config).await;
@@ -205,12 +204,11 @@ async fn one_file_serves_a_pool_that_computes_prompts_and_one_that_decodes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_that_is_rewritten_under_traffic_fails_no_request() {
-    let (one, two, three) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    let [one, two, three] = Replica::several().await;
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("replicas.json");
     write(&path, &[&one]);
-    let discovery = Discovery { file: Some(path.clone()), ..Discovery::default() };
-    let gateway = Arc::new(Gateway::start_unready(discovering(discovery)));
+    let gateway = Arc::new(Gateway::start_unready(listed_in(&path)));
     has(&gateway, &[&one.name()]).await;
     let traffic = Traffic::begin(&gateway);
     for replicas in [vec![&one, &two], vec![&two], vec![&two, &three], vec![&one], vec![&three, &one]] {
@@ -251,12 +249,11 @@ async fn replicas_whose_source_changes_serve_on_as_they_are() {
 
 #[tokio::test]
 async fn a_source_that_suddenly_names_none_keeps_the_replicas_that_answer_until_an_operator_or_a_successor() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
+    let [one, two] = Replica::several().await;
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("replicas.json");
     write(&path, &[&one, &two]);
-    let discovery = Discovery { file: Some(path.clone()), ..Discovery::default() };
-    let gateway = Gateway::start_unready(discovering(discovery));
+    let gateway = Gateway::start_unready(listed_in(&path));
     has(&gateway, &[&one.name(), &two.name()]).await;
     assert_eq!(source(&gateway, "file").kept, 0);
 
@@ -281,7 +278,7 @@ async fn a_source_that_suddenly_names_none_keeps_the_replicas_that_answer_until_
     assert_eq!(source(&gateway, "file").kept, 2);
 
     // A reload that does not touch the source changes nothing about that.
-    let mut reloaded = discovering(Discovery { file: Some(path.clone()), ..Discovery::default() });
+    let mut reloaded = listed_in(&path);
     reloaded.pools[0].revision = "r2".into();
     gateway.app.reload(Arc::new(reloaded)).unwrap();
     assert_eq!(names(&gateway).len(), 2);
@@ -311,7 +308,7 @@ async fn a_source_that_suddenly_names_none_keeps_the_replicas_that_answer_until_
 
 #[tokio::test]
 async fn each_successor_that_is_ready_takes_the_place_of_one_that_left() {
-    let (old, new) = (pods_anywhere(3).await, pods_anywhere(3).await);
+    let (old, new) = (Replica::several::<3>().await, Replica::several::<3>().await);
     for late in &new {
         late.stop_listening().await;
     }
@@ -319,8 +316,7 @@ async fn each_successor_that_is_ready_takes_the_place_of_one_that_left() {
     let path = directory.path().join("replicas.json");
     let all = |pods: &[Replica]| write(&path, &pods.iter().collect::<Vec<_>>());
     all(&old);
-    let discovery = Discovery { file: Some(path.clone()), ..Discovery::default() };
-    let gateway = Gateway::start_unready(discovering(discovery));
+    let gateway = Gateway::start_unready(listed_in(&path));
     has(&gateway, &[&old[0].name(), &old[1].name(), &old[2].name()]).await;
     all(&new);
     for (at, late) in new.iter().enumerate() {
@@ -339,10 +335,7 @@ async fn addresses_that_never_answered_take_no_replica_away_that_answers() {
     let pods = pods(2).await;
     let port = pods[0].addr.port();
     let server = NameServer::start(Says::Addresses(vec![host(1), host(2)]), 1).await;
-    let (name, base_path) = ("vllm.models.test".into(), "".into());
-    let records = DnsRecords::Addresses { port };
-    let dns = DnsSource { name, is_tls: false, records, base_path, server: Some(server.address) };
-    let gateway = Gateway::start_unready(discovering(Discovery { dns: Some(dns), ..Discovery::default() }));
+    let gateway = on_name(&server, "vllm.models.test", DnsRecords::Addresses { port });
     let of = |at| format!("{}:{port}", host(at));
     has(&gateway, &[&of(1), &of(2)]).await;
     server.says(Says::Addresses(vec![host(9)]));
@@ -367,14 +360,10 @@ async fn a_successor_at_one_address_begins_once_however_often_the_list_changes()
     let path = directory.path().join("replicas.json");
     let list = |uid: &str, zone: &str| {
         let labels = json!({ "__meta_kubernetes_pod_uid": uid, "zone": zone });
-        let beside = path.with_extension("new");
-        std::fs::write(&beside, json!([{ "targets": [replica.name()], "labels": labels }]).to_string())
-            .unwrap();
-        std::fs::rename(beside, &path).unwrap();
+        replace(&path, &json!([{ "targets": [replica.name()], "labels": labels }]).to_string());
     };
     list("1", "a");
-    let discovery = Discovery { file: Some(path.clone()), ..Discovery::default() };
-    let gateway = Gateway::start_unready(discovering(discovery));
+    let gateway = Gateway::start_unready(listed_in(&path));
     has(&gateway, &[&replica.name()]).await;
     write(&path, &[]);
     until("the empty list is read", || source(&gateway, "file").targets == 0).await;
@@ -417,10 +406,7 @@ async fn a_refusal_says_why_nothing_is_ready() {
     assert!(text.contains("no-such-name.invalid") && text.contains("lookup"), "{text}");
 
     let server = NameServer::start(Says::NoSuchName, 1).await;
-    let records = DnsRecords::Addresses { port: 1 };
-    let name = "vllm.models.test".into();
-    let dns = DnsSource { name, is_tls: false, records, base_path: "".into(), server: Some(server.address) };
-    let gateway = Gateway::start_unready(discovering(Discovery { dns: Some(dns), ..Discovery::default() }));
+    let gateway = on_name(&server, "vllm.models.test", DnsRecords::Addresses { port: 1 });
     until("the name was asked for", || source(&gateway, "dns").failing.is_some()).await;
     let text = gateway.post(PATH, CHAT).await.text().to_owned();
     assert!(text.contains("for route *: dns: no such name: vllm.models.test"), "{text}");
@@ -573,10 +559,7 @@ async fn endpoint_slices_are_followed_through_bookmarks_drops_and_expiry() {
 
     // One that terminates keeps its stream.
     let gate = Gate::new();
-    let held = wire::begun_then(
-        "a",
-        [Step::Wait(gate.clone()), wire::event(wire::FINISH), wire::event(wire::DONE), Step::End],
-    );
+    let held = wire::begun_then("a", wire::behind(&gate, wire::ending(wire::FINISH)));
     for pod in &pods {
         pod.always(held.clone());
     }
@@ -627,8 +610,7 @@ async fn operators_add_drain_and_remove_while_streams_run() {
     let ([one], gateway) = Gateway::before(|_| {}).await;
     let two = Replica::start().await;
     let gate = Gate::new();
-    let held = [Step::Wait(gate.clone()), wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
-    one.next(wire::begun_then("a", held));
+    one.next(wire::begun_then("a", wire::behind(&gate, wire::ending(wire::FINISH))));
     let mut client = gateway.begun(PATH, CHAT).await;
 
     let fleet = &gateway.app.fleet;
@@ -641,7 +623,7 @@ async fn operators_add_drain_and_remove_while_streams_run() {
     fleet.change(&change(ReplicaAction::Drain, &url(&one))).unwrap();
     assert_eq!(gateway.state_of(&one), ReplicaState::Draining);
     for _ in 0..4 {
-        assert_eq!(gateway.post(PATH, CHAT).await.head.header("x-tokenway-replica"), Some(&*two.name()));
+        assert_eq!(gateway.post(PATH, CHAT).await.field("x-tokenway-replica"), Some(&*two.name()));
     }
     fleet.change(&change(ReplicaAction::Add, &url(&one))).unwrap();
     assert_eq!(gateway.state_of(&one), ReplicaState::Ready);
@@ -677,9 +659,8 @@ async fn operators_add_drain_and_remove_while_streams_run() {
 
 #[tokio::test]
 async fn each_engine_behind_one_url_is_a_target_of_its_own() {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     replica.show_page(Some(include_str!("../fixtures/vllm/metrics_dp2.txt")));
-    let mut config = config::of(&[&replica]);
     config.routes[0].policy = PolicyName::RoundRobin;
     let gateway = Gateway::start_unready(config.clone());
     let ranks = [format!("{}#0", replica.name()), format!("{}#1", replica.name())];
@@ -689,7 +670,7 @@ async fn each_engine_behind_one_url_is_a_target_of_its_own() {
         // What a client asks for would make the load of both ranks wrong.
         client.post(PATH, &[("x-data-parallel-rank", "7")], CHAT.as_bytes()).await;
         let reply = client.reply().await;
-        let name = reply.head.header("x-tokenway-replica").unwrap();
+        let name = reply.field("x-tokenway-replica").unwrap();
         let pinned = replica.received().pop().unwrap().header("x-data-parallel-rank").unwrap().to_owned();
         assert_eq!(*name, format!("{}#{pinned}", replica.name()));
     }
@@ -712,13 +693,10 @@ async fn each_engine_behind_one_url_is_a_target_of_its_own() {
 
 #[tokio::test]
 async fn a_clients_rank_reaches_the_engine_only_where_the_choice_is_left_to_it() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([replica], mut config) = config::fresh().await;
     let gateway = Gateway::start(config.clone()).await;
     let rank_there = async || {
-        let mut client = gateway.client().await;
-        client.post(PATH, &[("x-data-parallel-rank", "3")], CHAT.as_bytes()).await;
-        assert_eq!(client.reply().await.head.status, 200);
+        assert_eq!(gateway.post_with(PATH, &[("x-data-parallel-rank", "3")], CHAT).await.head.status, 200);
         replica.received().pop().unwrap().header("x-data-parallel-rank").map(str::to_owned)
     };
     // One engine would answer 400: it has no rank 3.
@@ -730,7 +708,7 @@ async fn a_clients_rank_reaches_the_engine_only_where_the_choice_is_left_to_it()
 
 #[tokio::test]
 async fn replicas_of_a_pool_that_a_reload_drops_are_listed_until_their_streams_have_ended() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
+    let [one, two] = Replica::several().await;
     let of_pool = |pool: &str, replica: &Replica| {
         let mut config = config::of(&[replica]);
         config.pools = vec![config::pool(pool, &[replica])];
@@ -738,8 +716,7 @@ async fn replicas_of_a_pool_that_a_reload_drops_are_listed_until_their_streams_h
     };
     let gateway = Gateway::start(of_pool("b", &one)).await;
     let gate = Gate::new();
-    let held = [Step::Wait(gate.clone()), wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
-    one.next(wire::begun_then("a", held));
+    one.next(wire::begun_then("a", wire::behind(&gate, wire::ending(wire::FINISH))));
     let mut client = gateway.begun(PATH, CHAT).await;
 
     gateway.app.reload(Arc::new(of_pool("c", &two))).unwrap();

@@ -169,8 +169,7 @@ async fn usage_is_asked_for_where_the_answer_passes_and_taken_out_again() {
 
 #[tokio::test]
 async fn a_buffered_body_is_decided_on_in_one_message() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([replica], mut config) = config::fresh().await;
     config.routes = vec![config::route("tiny", &[0])];
     config.routes[0].upstream_model = Some("engine".into());
     let picker = Picker::start(config).await;
@@ -257,8 +256,7 @@ async fn a_subset_is_kept_to_and_one_without_a_replica_is_refused() {
 
 #[tokio::test]
 async fn what_the_line_refuses_envoy_answers_with_our_error() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([_replica], mut config) = config::fresh().await;
     let limits = TenantLimits { requests_per_minute: Some(1), ..TenantLimits::default() };
     config.tenants = vec![Tenant { limits, ..config::tenant("a", "k") }];
     let picker = Picker::start(config).await;

@@ -21,12 +21,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::support::client::{Body, Http2, Reply, read_http2};
-use crate::support::replica::{Gate, Replica, Step};
-use crate::support::{Gateway, config, until, wire};
-
-const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
-const UNARY: &str = r#"{"model":"tiny","messages":[{"role":"user","content":"hi"}]}"#;
-const PATH: &str = "/v1/chat/completions";
+use crate::support::replica::{Replica, Step};
+use crate::support::{CHAT, Gateway, PATH, UNARY, config, until, wire};
 
 /// Two replicas behind a round-robin gateway: the first request goes to `bad`.
 struct Pair {
@@ -91,9 +87,9 @@ async fn failures_before_the_first_content_are_retried_elsewhere_and_not_seen() 
         ("reset after the role", then(&[Step::Reset])),
         ("ended after the role", then(&[Step::End])),
         ("closed inside the first content", then(&[half(&wire::content("zz")), Step::Close])),
-        ("engine died", then(&[wire::event(wire::ENGINE_DEAD), wire::event(wire::DONE), Step::End])),
+        ("engine died", then(&wire::ending(wire::ENGINE_DEAD))),
         ("engine died at once", wire::stream([wire::ENGINE_DEAD, wire::DONE])),
-        ("engine shut down", then(&[wire::event(wire::ABORTED), wire::event(wire::DONE), Step::End])),
+        ("engine shut down", then(&wire::ending(wire::ABORTED))),
         ("ended in order with nothing told", then(&[wire::event(wire::DONE), Step::End])),
         ("502", wire::json(502, "bad gateway")),
         ("503", wire::json(503, r#"{"error":{}}"#)),
@@ -105,7 +101,7 @@ async fn failures_before_the_first_content_are_retried_elsewhere_and_not_seen() 
         let reply = pair.post(CHAT).await;
         assert_eq!((reply.status(), reply.text()), (200, &*clean()), "{name}");
         assert!(reply.body.is_complete, "{name}");
-        assert_eq!(reply.head.header("x-tokenway-replica"), Some(&*pair.good.name()), "{name}");
+        assert_eq!(reply.field("x-tokenway-replica"), Some(&*pair.good.name()), "{name}");
         assert_eq!(pair.good_requests(), 1, "{name}");
         assert_eq!(pair.good.received()[1].text(), CHAT, "{name}");
     }
@@ -283,32 +279,25 @@ async fn an_engine_s_own_answer_is_relayed_verbatim_and_not_retried() {
     }
 }
 
+/// An engine's own error before content; no content at all; an end without `[DONE]`.
 #[tokio::test]
-async fn an_engine_s_own_error_event_before_content_is_its_answer() {
-    let events = [wire::ENGINE_ERROR, wire::DONE];
-    let pair = Pair::start(wire::stream(events)).await;
-    let reply = pair.post(CHAT).await;
-    assert_eq!((reply.status(), reply.text()), (200, &*events.concat()));
-    assert!(reply.body.is_complete);
-    assert_eq!(pair.good_requests(), 0);
-}
-
-#[tokio::test]
-async fn a_stream_without_any_content_is_complete_when_it_says_so() {
-    let events = [wire::ROLE, wire::FINISH, wire::DONE];
-    let pair = Pair::start(wire::stream(events)).await;
-    let reply = pair.post(CHAT).await;
-    assert_eq!((reply.status(), reply.text()), (200, &*events.concat()));
-    assert!(reply.body.is_complete);
-    assert_eq!(pair.good_requests(), 0);
+async fn a_stream_that_says_how_it_ends_is_complete_as_it_is() {
+    let without_done = [wire::ROLE, &wire::content("x"), wire::FINISH];
+    for events in
+        [&[wire::ENGINE_ERROR, wire::DONE][..], &[wire::ROLE, wire::FINISH, wire::DONE], &without_done]
+    {
+        let pair = Pair::start(wire::stream(events)).await;
+        let reply = pair.post(CHAT).await;
+        assert_eq!((reply.status(), reply.text()), (200, &*events.concat()));
+        assert!(reply.body.is_complete);
+        assert_eq!(pair.good_requests(), 0);
+    }
 }
 
 #[tokio::test]
 async fn started_work_is_retried_once_and_the_last_complete_answer_is_relayed() {
-    let replicas = [Replica::start().await, Replica::start().await, Replica::start().await];
-    let all: Vec<&Replica> = replicas.iter().collect();
-    let requests = || all.iter().map(|r| r.count()).sum::<usize>();
-    let gateway = Gateway::start(config::of(&all)).await;
+    let (all, gateway) = Gateway::before::<3>(|_| {}).await;
+    let requests = || all.iter().map(Replica::count).sum::<usize>();
 
     for replica in &all {
         replica.always(wire::json(503, r#"{"error":{"message":"full"}}"#));
@@ -355,7 +344,7 @@ async fn when_nobody_is_left_the_client_learns_it() {
     assert_eq!((reply.status(), &*reply.code()), (503, "no_ready_replica"));
     assert_eq!(reply.json()["error"]["type"], "overloaded_error");
     assert!(reply.text().contains("connection refused"), "{}", reply.text());
-    assert!(reply.head.header("retry-after").is_some());
+    assert!(reply.field("retry-after").is_some());
     assert_eq!(gateway.call("GET", "/health").await.status(), 503);
 
     replica.listen_again().await;
@@ -366,8 +355,7 @@ async fn when_nobody_is_left_the_client_learns_it() {
 
 #[tokio::test]
 async fn without_a_budget_started_work_is_not_retried_and_unsent_work_is() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&one, &two]);
+    let ([one, two], mut config) = config::fresh().await;
     config.retry.budget = 0.0;
     config.retry.min_per_second = 0;
     let gateway = Gateway::start(config).await;
@@ -396,13 +384,10 @@ fn breaks() -> Vec<(&'static str, Vec<Step>)> {
         ("ended without a finish reason", vec![Step::End]),
         ("closed inside an event", vec![wire::event(half), Step::Close]),
         ("ended inside an event", vec![wire::event(half), Step::End]),
-        (
-            "engine error, in its old form",
-            vec![wire::event(wire::FLAT_ERROR), wire::event(wire::DONE), Step::End],
-        ),
-        ("engine died", vec![wire::event(wire::ENGINE_DEAD), wire::event(wire::DONE), Step::End]),
-        ("engine shut down", vec![wire::event(wire::ABORTED), wire::event(wire::DONE), Step::End]),
-        ("engine error", vec![wire::event(wire::ENGINE_ERROR), wire::event(wire::DONE), Step::End]),
+        ("engine error, in its old form", wire::ending(wire::FLAT_ERROR)),
+        ("engine died", wire::ending(wire::ENGINE_DEAD)),
+        ("engine shut down", wire::ending(wire::ABORTED)),
+        ("engine error", wire::ending(wire::ENGINE_ERROR)),
         (
             "engine error and done at once",
             vec![wire::event([wire::ENGINE_ERROR, wire::DONE].concat()), Step::End],
@@ -494,15 +479,6 @@ async fn a_broken_stream_with_a_declared_length_tells_it_too() {
     let reply = gateway.post(PATH, CHAT).await;
     assert_broken(reply.text(), &begun, "replica_failed", "declared length");
     assert!(!reply.body.is_complete);
-}
-
-#[tokio::test]
-async fn a_stream_that_finished_without_done_is_complete() {
-    let events = [wire::ROLE, &wire::content("x"), wire::FINISH];
-    let pair = Pair::start(wire::stream(events)).await;
-    let reply = pair.post(CHAT).await;
-    assert_eq!(reply.text(), events.concat());
-    assert!(reply.body.is_complete);
 }
 
 #[tokio::test]
@@ -661,8 +637,7 @@ async fn a_broken_responses_stream_ends_with_response_failed_and_the_next_number
 async fn behind_a_heartbeat(then: Vec<Step>) -> (Gateway, Replica, Body) {
     let ([replica], gateway) =
         Gateway::before(|config| config.server.heartbeat = Some(Duration::from_millis(50))).await;
-    let gate = Gate::new();
-    replica.next([vec![Step::Wait(gate.clone())], then].concat());
+    let gate = replica.held(then);
     let mut client = gateway.sent(PATH, CHAT).await;
     assert_eq!(client.head().await.status, 200);
     client.read_until(": heartbeat\n\n").await;

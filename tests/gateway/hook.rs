@@ -7,9 +7,8 @@ use tokenway::config::{Degrade, Endpoint, Hook, OnLoss};
 
 use crate::support::client::Reply;
 use crate::support::replica::{Gate, Probes, Replica, Step};
-use crate::support::{Gateway, config, until, wire};
+use crate::support::{FORM, Gateway, PATH, config, until, wire};
 
-const PATH: &str = "/v1/chat/completions";
 const ALLOW: &str = r#"{"allow":true}"#;
 
 async fn service(answer: Vec<Step>) -> Replica {
@@ -35,11 +34,9 @@ fn body(model: &str) -> String {
 }
 
 async fn ask(gateway: &Gateway, model: &str) -> Reply {
-    let mut client = gateway.client().await;
     let headers =
         [("authorization", "Bearer k"), ("x-team", "a"), ("cookie", "c"), ("x-request-id", "own-id")];
-    client.post(PATH, &headers, body(model).as_bytes()).await;
-    client.reply().await
+    gateway.post_with(PATH, &headers, body(model)).await
 }
 
 fn calls(gateway: &Gateway, call: &str, outcome: &str) -> f64 {
@@ -138,7 +135,7 @@ async fn without_an_answer_in_time_it_is_open_or_closed_as_configured() {
             assert_eq!(reply.status(), status, "{name} {on_failure:?}: {}", reply.text());
             if status == 503 {
                 assert_eq!(reply.code(), "hook_unavailable");
-                assert_eq!(reply.head.header("retry-after"), Some("1"));
+                assert_eq!(reply.field("retry-after"), Some("1"));
             }
             assert_eq!(calls(&gateway, "before", outcome), 1.0, "{name}");
         }
@@ -164,7 +161,7 @@ async fn a_wait_for_the_service_shows_as_time_of_admission() {
     let service = service(slow).await;
     let gateway = start(&replica, Hook { before: at(&service, ""), ..Hook::default() }).await;
     let reply = ask(&gateway, "tiny").await;
-    let timing = reply.head.header("server-timing").unwrap().to_owned();
+    let timing = reply.field("server-timing").unwrap().to_owned();
     let admit = timing.split(", ").find_map(|stage| stage.strip_prefix("admit;dur=")).unwrap();
     assert!(admit.parse::<f64>().unwrap() >= 90.0, "{timing}");
 }
@@ -222,20 +219,15 @@ async fn post_raw(
     kind: &str,
     body: &[u8],
 ) -> (Reply, Replica) {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     replica.always(wire::json(200, "{}"));
-    let mut config = config::of(&[&replica]);
     config.server.extra_paths = vec!["/v1/custom".into()];
     config.hook = Some(Hook { before: at(service, ""), on_failure, ..Hook::default() });
     let gateway = Gateway::start(config).await;
-    let length = body.len().to_string();
-    let mut client = gateway.client().await;
-    client.post_framed(path, &[("content-type", kind), ("content-length", &*length)], body).await;
-    (client.reply().await, replica)
+    (gateway.post_with(path, &[("content-type", kind)], body).await, replica)
 }
 
 const AUDIO: &str = "/v1/audio/transcriptions";
-const FORM: &str = "multipart/form-data; boundary=B";
 
 /// A form whose binary part has this disposition.
 fn form(binary: &str) -> Vec<u8> {

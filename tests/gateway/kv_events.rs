@@ -11,10 +11,9 @@ use tokenway::config::{Config, KvEvents, PolicyName};
 
 use self::publisher::Publisher;
 use crate::support::client::Client;
-use crate::support::replica::{Gate, Replica, Step};
-use crate::support::{Gateway, config, soon, until, wire};
+use crate::support::replica::{Gate, Replica};
+use crate::support::{Gateway, PATH, config, soon, until, wire};
 
-const PATH: &str = "/v1/chat/completions";
 const BLOCK: u64 = 16;
 /// Tokens of every prompt here, and of its answer: 32 blocks, and 33 with the answer.
 const PROMPT: u64 = 520;
@@ -72,7 +71,7 @@ impl Engine {
         let joined = gateway.sum("tokenway_kv_events_prompts_total", &["found"]);
         let gate = Gate::new();
         let answer = wire::json(200, &answer(cached));
-        self.replica.next([vec![Step::Wait(gate.clone())], answer].concat());
+        self.replica.next(wire::behind(&gate, answer));
         let asked = self.replica.count() + 1;
         let mut client: Client = gateway.client().await;
         client.post(PATH, &[], body(prompt).as_bytes()).await;
@@ -261,8 +260,7 @@ async fn a_publisher_that_lies_is_counted_and_left_while_requests_go_on() {
 #[tokio::test]
 async fn engines_that_connect_are_told_apart_by_topic_and_a_reload_ends_it() {
     let at = { std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap() };
-    let replicas = [Replica::start().await, Replica::start().await];
-    let mut config = config::of(&[&replicas[0], &replicas[1]]);
+    let (replicas, mut config) = config::fresh::<2>().await;
     config.routes[0].policy = PolicyName::Prefix;
     let without = config.clone();
     let gateway = Gateway::start(config.clone()).await;

@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
-use crate::support::replica::Replica;
 use crate::support::{Gateway, config, soon};
 use tokenway::config::{ModelMatch, Tenant};
 
@@ -15,8 +14,7 @@ fn series(gateway: &Gateway) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_thousand_random_models_tenants_and_paths_add_no_series() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([replica], mut config) = config::fresh().await;
     // One route for a model, one for all others: unknown names are labelled by both.
     let mut named = config.routes[0].clone();
     named.name = "tiny".into();

@@ -7,13 +7,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::support::replica::{Gate, Probes, Replica, Step};
-use crate::support::{Gateway, config, soon, until, wire};
+use crate::support::{CHAT, Gateway, PATH, config, soon, until, wire};
 use tokenway::config::{
     Config, Dcgm, Lora, ModelMatch, ProbeKind, Secret, WarmUp, WarmUpFeature, WarmUpLength,
 };
 use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
-
-const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
 
 fn with_warm_up(replicas: &[&Replica]) -> Config {
     let mut config = config::of(replicas);
@@ -29,7 +27,7 @@ fn with_warm_up(replicas: &[&Replica]) -> Config {
 
 async fn ask(gateway: &Gateway, times: usize) {
     for _ in 0..times {
-        assert_eq!(gateway.post("/v1/chat/completions", CHAT).await.status(), 200);
+        assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
     }
 }
 
@@ -49,7 +47,7 @@ fn warm_ups(replica: &Replica) -> usize {
 
 #[tokio::test]
 async fn green_health_gets_no_traffic_before_a_real_answer_and_its_warm_up() {
-    let (warm, cold) = (Replica::start().await, Replica::start().await);
+    let [warm, cold] = Replica::several().await;
     cold.probes(Probes::CompletionsUnanswered);
     let gateway = Gateway::start_unready(with_warm_up(&[&warm, &cold]));
     until("one is ready", || gateway.state_of(&warm) == ReplicaState::Ready).await;
@@ -110,7 +108,7 @@ async fn a_request_that_comes_with_the_start_waits_for_the_first_probes() {
     replica.stop_listening().await;
     let unreachable = Gateway::start_unready(config::of(&[&replica]));
     let body = r#"{"model":"tiny","messages":[{"role":"user","content":"x"}]}"#;
-    let refused = unreachable.post("/v1/chat/completions", body).await;
+    let refused = unreachable.post(PATH, body).await;
     assert_eq!((refused.status(), &*refused.code()), (503, "no_ready_replica"));
 }
 
@@ -127,23 +125,17 @@ async fn a_replica_that_fails_every_inference_path_is_not_ready_for_its_green_he
         (400, None, true),
         (501, None, true),
     ] {
-        let replica = Replica::start().await;
+        let ([replica], mut config) = config::fresh().await;
         replica.probes(Probes::Refused(status_code));
-        let mut config = config::of(&[&replica]);
         (config.pools[0].engine_api_key, config.pools[0].probe.kind) = (key, ProbeKind::Auto);
         let gateway = Gateway::start_unready(config);
-        if is_ready {
-            until(&format!("it is ready after {status_code}"), || {
-                gateway.state_of(&replica) == ReplicaState::Ready
-            })
-            .await;
-            continue;
+        if !is_ready {
+            until("its probes were judged", || status(&gateway, &replica).failures.probes > 1).await;
+            let seen = status(&gateway, &replica);
+            assert_eq!(seen.state, ReplicaState::Probing, "{status_code}: {}", seen.reason);
+            assert!(seen.reason.contains(&format!("answered {status_code}")), "{}", seen.reason);
+            replica.probes(Probes::Answered);
         }
-        until("its probes were judged", || status(&gateway, &replica).failures.probes > 1).await;
-        let seen = status(&gateway, &replica);
-        assert_eq!(seen.state, ReplicaState::Probing, "{status_code}: {}", seen.reason);
-        assert!(seen.reason.contains(&format!("answered {status_code}")), "{}", seen.reason);
-        replica.probes(Probes::Answered);
         until(&format!("it is ready after {status_code}"), || {
             gateway.state_of(&replica) == ReplicaState::Ready
         })
@@ -154,10 +146,9 @@ async fn a_replica_that_fails_every_inference_path_is_not_ready_for_its_green_he
 #[tokio::test]
 async fn a_green_health_is_no_proof_where_no_models_are_listed_or_a_peer_proves_more() {
     // A web server, alone: no list, no inference path.
-    let web = Replica::start().await;
+    let ([web], mut config) = config::fresh().await;
     web.probes(Probes::Refused(404));
     web.lists("<html>It works!</html>");
-    let mut config = config::of(&[&web]);
     config.pools[0].probe.kind = ProbeKind::Auto;
     let gateway = Gateway::start_unready(config);
     until("its probes were judged", || status(&gateway, &web).failures.probes > 1).await;
@@ -165,9 +156,8 @@ async fn a_green_health_is_no_proof_where_no_models_are_listed_or_a_peer_proves_
     assert_eq!(seen.state, ReplicaState::Probing, "{}", seen.reason);
     assert!(seen.reason.contains("set probe.kind = \"health\""), "{}", seen.reason);
     // Of another kind than the rest of its pool, though its list is theirs.
-    let (engine, other) = (Replica::start().await, Replica::start().await);
+    let ([engine, other], mut config) = config::fresh().await;
     other.probes(Probes::Refused(404));
-    let mut config = config::of(&[&engine, &other]);
     config.pools[0].probe.kind = ProbeKind::Auto;
     let gateway = Gateway::start_unready(config);
     until("the engine is ready", || gateway.state_of(&engine) == ReplicaState::Ready).await;
@@ -184,7 +174,7 @@ async fn a_green_health_is_no_proof_where_no_models_are_listed_or_a_peer_proves_
 
 #[tokio::test]
 async fn a_newcomer_gets_little_traffic_at_first_and_the_decision_says_that_it_is_cold() {
-    let (warm, cold) = (Replica::start().await, Replica::start().await);
+    let [warm, cold] = Replica::several().await;
     cold.stop_listening().await;
     let gateway = Gateway::start_unready(with_warm_up(&[&warm, &cold]));
     until("one is ready", || gateway.state_of(&warm) == ReplicaState::Ready).await;
@@ -237,7 +227,7 @@ async fn a_failing_feature_is_reported_and_holds_nobody_back() {
 
 #[tokio::test]
 async fn a_replica_is_warmed_up_again_when_it_is_asked_for() {
-    let (one, other) = (Replica::start().await, Replica::start().await);
+    let [one, other] = Replica::several().await;
     let gateway = Gateway::start(with_warm_up(&[&one, &other])).await;
     let warmed = (warm_ups(&one), warm_ups(&other));
     assert_eq!(gateway.app.fleet.warm_up("default", Some(&one.name())).len(), 1);
@@ -258,11 +248,10 @@ fn listing(model: &str) -> String {
 async fn a_replica_that_comes_back_with_another_model_gets_nothing_and_changes_nobody_s_requests() {
     // The route's name is the engines' own, or stands for the only model that they list.
     for usual in ["tiny", "org/tiny-3.0"] {
-        let (first, second) = (Replica::start().await, Replica::start().await);
+        let ([first, second], mut config) = config::fresh().await;
         for replica in [&first, &second] {
             replica.lists(&listing(usual));
         }
-        let mut config = config::of(&[&first, &second]);
         config.routes = vec![config::route("tiny", &[0])];
         config.pools[0].probe.interval = Duration::from_millis(50);
         let gateway = Gateway::start(config).await;
@@ -330,8 +319,7 @@ async fn a_pool_that_comes_back_with_another_model_altogether_answers_for_it_in_
 
 #[tokio::test]
 async fn a_reload_that_promises_what_an_engine_lacks_takes_it_out() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([replica], mut config) = config::fresh().await;
     config.routes = vec![config::route("tiny", &[0])];
     let gateway = Gateway::start(config.clone()).await;
     let lacks =
@@ -353,8 +341,7 @@ async fn a_reload_that_promises_what_an_engine_lacks_takes_it_out() {
 
 #[tokio::test]
 async fn a_ready_replica_whose_list_changes_is_left() {
-    let (first, second) = (Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&first, &second]);
+    let ([first, second], mut config) = config::fresh().await;
     config.routes = vec![config::route("tiny", &[0])];
     config.pools[0].probe.interval = Duration::from_millis(50);
     let gateway = Gateway::start(config).await;
@@ -370,16 +357,13 @@ async fn keep_alive_asks_only_replicas_that_nobody_else_asks() {
         Gateway::before(|config| config.pools[0].keep_alive = Some(Duration::from_millis(50))).await;
     until("both are kept warm", || idle.probed() > 3 && busy.probed() > 3).await;
     let gate = Gate::new();
-    let script = wire::begun_then(
-        "a",
-        [Step::Wait(gate.clone()), wire::event(wire::FINISH), wire::event(wire::DONE), Step::End],
-    );
+    let script = wire::begun_then("a", wire::behind(&gate, wire::ending(wire::FINISH)));
     busy.always(script.clone());
     idle.always(wire::chat_stream(&["a"]));
     // Round robin: one of two streams goes to each.
     let mut clients = [gateway.client().await, gateway.client().await];
     for client in &mut clients {
-        client.post("/v1/chat/completions", &[], CHAT.as_bytes()).await;
+        client.post(PATH, &[], CHAT.as_bytes()).await;
     }
     busy.got(1).await;
     until("it streams", || status(&gateway, &busy).inflight == 1).await;
@@ -395,10 +379,9 @@ async fn keep_alive_asks_only_replicas_that_nobody_else_asks() {
 
 #[tokio::test]
 async fn adapters_are_loaded_where_that_is_allowed_and_asked_for_where_they_are() {
-    let (with, without) = (Replica::start().await, Replica::start().await);
+    let ([with, without], mut config) = config::fresh().await;
     let listed = r#"{"object":"list","data":[{"id":"tiny","object":"model"},{"id":"sql","object":"model","parent":"tiny"}]}"#;
     with.lists(listed);
-    let mut config = config::of(&[&with, &without]);
     config.pools[0].lora = Lora { load: true, adapters: [("sql".into(), "/adapters/sql".into())].into() };
     let gateway = Gateway::start(config.clone()).await;
     let loads = |replica: &Replica| {
@@ -411,12 +394,9 @@ async fn adapters_are_loaded_where_that_is_allowed_and_asked_for_where_they_are(
     assert!(with.own().iter().any(|one| one.text().contains(r#""model":"sql""#)), "it was proved");
     assert_eq!(&*status(&gateway, &without).life.lacks, [Arc::from("sql")]);
     for _ in 0..4 {
-        let reply = gateway.post("/v1/chat/completions", &CHAT.replace("tiny", "sql")).await;
+        let reply = gateway.post(PATH, &CHAT.replace("tiny", "sql")).await;
         assert_eq!(reply.status(), 200);
-        assert!(
-            reply.head.header("x-tokenway-decision").is_some_and(|text| text.contains("adapter")),
-            "{reply:?}"
-        );
+        assert!(reply.field("x-tokenway-decision").is_some_and(|text| text.contains("adapter")), "{reply:?}");
     }
     assert_eq!((with.count(), without.count()), (4, 0));
     // One that a reload adds is loaded at replicas that serve already.
@@ -437,7 +417,7 @@ async fn a_route_that_a_reload_gives_another_pool_keeps_the_former_one_until_tha
         (true, "renamed", &tiny, &tiny),
         (true, "tiny", &any, &tiny),
     ] {
-        let (old, new) = (Replica::start().await, Replica::start().await);
+        let [old, new] = Replica::several().await;
         let mut config = config::of(&[&old]);
         config.routes[0].model = before.clone();
         let gateway = Gateway::start(config.clone()).await;
@@ -452,7 +432,7 @@ async fn a_route_that_a_reload_gives_another_pool_keeps_the_former_one_until_tha
         // And once more, as a file that is written in pieces has it.
         gateway.app.reload(Arc::new(next)).unwrap();
         for sent in 1..=20 {
-            let reply = gateway.post("/v1/chat/completions", CHAT).await;
+            let reply = gateway.post(PATH, CHAT).await;
             assert_eq!((reply.status(), old.count()), (200, sent), "{}", reply.text());
         }
         new.probes(Probes::Answered);
@@ -462,7 +442,7 @@ async fn a_route_that_a_reload_gives_another_pool_keeps_the_former_one_until_tha
         };
         until("the new one is ready", is_ready).await;
         for sent in 1..=20 {
-            let reply = gateway.post("/v1/chat/completions", CHAT).await;
+            let reply = gateway.post(PATH, CHAT).await;
             assert_eq!((reply.status(), new.count()), (200, sent), "{}", reply.text());
         }
         assert_eq!(old.count(), 20, "it has served its time");
@@ -472,8 +452,7 @@ async fn a_route_that_a_reload_gives_another_pool_keeps_the_former_one_until_tha
 
 #[tokio::test]
 async fn a_shorter_interval_holds_at_once() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([replica], mut config) = config::fresh().await;
     let set = |config: &mut Config, interval: Duration| {
         config.pools[0].probe.interval = interval;
         config.pools[0].scrape_interval = interval;
@@ -501,7 +480,7 @@ async fn an_adapter_that_is_loaded_under_traffic_is_found() {
     // Its answers prove it: no probe is due.
     let is_found = async {
         while !status(&gateway, &replica).models.iter().any(|model| &**model == "sql") {
-            assert_eq!(gateway.post("/v1/chat/completions", CHAT).await.status(), 200);
+            assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
         }
     };
     soon("the adapter is found", is_found).await;
@@ -509,7 +488,7 @@ async fn an_adapter_that_is_loaded_under_traffic_is_found() {
 
 #[tokio::test]
 async fn requests_for_an_adapter_go_where_the_engine_holds_it() {
-    let (one, other) = (Replica::start().await, Replica::start().await);
+    let [one, other] = Replica::several().await;
     let listed = r#"{"object":"list","data":[{"id":"tiny","object":"model"},{"id":"sql","object":"model","parent":"tiny"}]}"#;
     let page = |running: &str| {
         let lora = format!("max_lora=\"1\",running_lora_adapters=\"{running}\",waiting_lora_adapters=\"\"");
@@ -528,9 +507,9 @@ async fn requests_for_an_adapter_go_where_the_engine_holds_it() {
         status(&gateway, replica).adapters.iter().map(|name| name.to_string()).collect()
     };
     let ask_sql = async || {
-        let reply = gateway.post("/v1/chat/completions", &CHAT.replace("tiny", "sql")).await;
+        let reply = gateway.post(PATH, &CHAT.replace("tiny", "sql")).await;
         assert_eq!(reply.status(), 200);
-        reply.head.header("x-tokenway-decision").unwrap_or_default().to_owned()
+        reply.field("x-tokenway-decision").unwrap_or_default().to_owned()
     };
     for (holder, before) in [(&other, 0), (&one, 4)] {
         holder.show_page(Some(&page("sql")));
@@ -557,7 +536,7 @@ const GPUS: &str = "DCGM_FI_DEV_GPU_UTIL{gpu=\"0\",UUID=\"GPU-a\",Hostname=\"n\"
 
 #[tokio::test]
 async fn figures_of_a_replica_s_gpus_are_shown_where_an_exporter_tells_them_and_absent_elsewhere() {
-    let (told, untold, exporter) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    let [told, untold, exporter] = Replica::several().await;
     exporter.show_page(Some(GPUS));
     let mut config = config::of(&[&told, &untold]);
     let dcgm = |url: String| Dcgm { url: url.into(), labels: vec![("gpu".into(), vec!["1".into()])] };
@@ -605,15 +584,14 @@ async fn a_client_learns_that_the_only_replica_warms_up() {
     });
     let gateway = Gateway::start_unready(config);
     until("it warms up", || gateway.state_of(&replica) == ReplicaState::Warming).await;
-    let reply = gateway.post("/v1/chat/completions", CHAT).await;
+    let reply = gateway.post(PATH, CHAT).await;
     let reason = format!("http://{}: warming up", replica.name());
     assert!(reply.status() == 503 && reply.text().contains(&reason), "{}", reply.text());
 }
 
 #[tokio::test]
 async fn a_request_that_began_before_a_reload_is_answered_by_a_pool_that_it_drops() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([_replica], mut config) = config::fresh().await;
     let gateway = Gateway::start(config.clone()).await;
     let mut client = gateway.client().await;
     let (begun, rest) = CHAT.split_at(20);
@@ -633,6 +611,6 @@ async fn a_request_that_began_before_a_reload_is_answered_by_a_pool_that_it_drop
     let reply = client.reply().await;
     assert_eq!(reply.status(), 200, "{reply:?}");
     until("no request has the configuration before", || state("default").is_none()).await;
-    assert_eq!(gateway.post("/v1/chat/completions", CHAT).await.status(), 200);
+    assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
     gateway.idle().await;
 }

@@ -1,33 +1,24 @@
 //! An outside provider as the last pool: what it gets, when, and how much.
 
 use tokenway::config::{Config, EngineKind, Outside, Pool, Secret, Tenant, WeightedPool};
-use tokenway::fleet::status::ReplicaState;
 
 use crate::support::client::Client;
 use crate::support::replica::{Gate, Replica, Step};
-use crate::support::{Gateway, config, until, wire};
-
-const PATH: &str = "/v1/chat/completions";
+use crate::support::{FORM, Gateway, PATH, config, wire};
 
 /// A route over a local pool with an outside one behind it, for one tenant whose prompts are kept apart.
 async fn with_provider(
     requests_per_minute: Option<u64>,
     tokens_per_minute: Option<u64>,
 ) -> (Gateway, Replica, Replica) {
-    let (local, provider) = (Replica::start().await, Replica::start().await);
+    let [local, provider] = Replica::several().await;
     for replica in [&local, &provider] {
         replica.always(answer(1));
     }
     let mut config = configured(&local, &[&provider]);
     let outside = Outside { model: "gpt-x".into(), requests_per_minute, tokens_per_minute };
     config.pools[1].outside = Some(outside);
-    (started(config).await, local, provider)
-}
-
-async fn started(config: Config) -> Gateway {
-    let gateway = Gateway::start(config).await;
-    until("all are ready", || gateway.replicas().iter().all(|one| one.state == ReplicaState::Ready)).await;
-    gateway
+    (Gateway::start(config).await, local, provider)
 }
 
 fn configured(local: &Replica, providers: &[&Replica]) -> Config {
@@ -91,24 +82,20 @@ async fn a_provider_gets_the_clients_body_with_its_own_model_and_key_while_the_h
 
 #[tokio::test]
 async fn a_provider_gets_a_form_with_its_own_model() {
-    let (local, provider) = (Replica::start().await, Replica::start().await);
+    let [local, provider] = Replica::several().await;
     provider.always(answer(1));
     let mut config = configured(&local, &[&provider]);
     // What the house's own engines call it is nothing to the provider.
     config.routes[0].upstream_model = Some("large-v3".into());
-    let gateway = started(config).await;
+    let gateway = Gateway::start(config).await;
     local.stop_listening().await;
     let part = |name: &str, value: &str| {
         format!("--B\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
     };
     let form = |model: &str| format!("{}{}--B--\r\n", part("file", "RIFF"), part("model", model));
-    let (body, form_type) = (form("tiny"), "multipart/form-data; boundary=B");
-    let length = body.len().to_string();
-    let headers =
-        [("authorization", "Bearer own-key"), ("content-type", form_type), ("content-length", &*length)];
-    let mut client = gateway.client().await;
-    client.post_framed("/v1/audio/transcriptions", &headers, body.as_bytes()).await;
-    assert_eq!(client.reply().await.status(), 200);
+    let headers = [("authorization", "Bearer own-key"), ("content-type", FORM)];
+    let reply = gateway.post_with("/v1/audio/transcriptions", &headers, form("tiny")).await;
+    assert_eq!(reply.status(), 200);
     assert_eq!(provider.received().pop().unwrap().text(), form("gpt-x"));
 }
 
@@ -116,15 +103,13 @@ async fn a_provider_gets_a_form_with_its_own_model() {
 async fn a_provider_gets_nothing_that_a_client_means_for_this_house() {
     let (gateway, local, provider) = with_provider(None, None).await;
     local.stop_listening().await;
-    let mut client = gateway.client().await;
     let private = ["cookie", "x-goog-api-key", "x-user-email", "x-forwarded-for", "referer", "tracestate"];
     let passed = ("anthropic-version", "2023-06-01");
     let mut headers = vec![("authorization", "Bearer own-key")];
     headers.extend(private.iter().map(|name| (*name, "house=secret")));
     headers.push(("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"));
     headers.push(passed);
-    client.post(&format!("{PATH}?api_key=secret"), &headers, BODY.as_bytes()).await;
-    assert_eq!(client.reply().await.status(), 200);
+    assert_eq!(gateway.post_with(&format!("{PATH}?api_key=secret"), &headers, BODY).await.status(), 200);
     let got = provider.received().pop().unwrap();
     assert_eq!(got.line(), format!("POST {PATH} HTTP/1.1"));
     for name in private {
@@ -138,13 +123,13 @@ async fn a_provider_gets_nothing_that_a_client_means_for_this_house() {
 /// A continuation needs fields that engines of this house know, in a body that the gateway writes.
 #[tokio::test]
 async fn a_stream_that_breaks_at_a_provider_is_not_continued_there() {
-    let (local, one, two) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    let [local, one, two] = Replica::several().await;
     for provider in [&one, &two] {
         provider.always(wire::begun_then("he", [wire::event(wire::content("llo")), Step::Close]));
     }
     let mut config = configured(&local, &[&one, &two]);
     config.routes[0].migrate = true;
-    let gateway = started(config).await;
+    let gateway = Gateway::start(config).await;
     local.stop_listening().await;
     let body = BODY.replace("0.5", "0.5,\"stream\":true");
     let reply = asking(&gateway, &body).await.reply().await;

@@ -11,11 +11,7 @@ use tokenway::config::{Secret, Tenant};
 
 use crate::support::client::{Http2, read_http2};
 use crate::support::replica::{Gate, Replica, Step};
-use crate::support::{Gateway, config, wire};
-
-const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
-const UNARY: &str = r#"{"model":"tiny","messages":[{"role":"user","content":"hi"}]}"#;
-const PATH: &str = "/v1/chat/completions";
+use crate::support::{CHAT, Gateway, PATH, UNARY, config, wire};
 
 #[tokio::test]
 async fn the_request_body_reaches_the_replica_byte_for_byte() {
@@ -48,7 +44,7 @@ async fn a_chunked_request_body_is_sent_with_a_length() {
     let (first, second) = UNARY.split_at(20);
     let chunked =
         [wire::chunk(first.as_bytes()), wire::chunk(second.as_bytes()), b"0\r\n\r\n".to_vec()].concat();
-    client.post_framed(PATH, &[("transfer-encoding", "chunked")], &chunked).await;
+    client.write("POST", PATH, &[("transfer-encoding", "chunked")], &chunked).await;
     assert_eq!(client.reply().await.status(), 200);
     let received = replica.only();
     assert_eq!(received.text(), UNARY);
@@ -73,9 +69,7 @@ async fn only_end_to_end_headers_reach_the_replica() {
         ("user-agent", "test"),
         ("x-request-id", "my-id.1"),
     ];
-    let mut client = gateway.client().await;
-    client.post(&format!("{PATH}?a=%2F&b"), &headers, UNARY.as_bytes()).await;
-    let reply = client.reply().await;
+    let reply = gateway.post_with(&format!("{PATH}?a=%2F&b"), &headers, UNARY).await;
     let received = replica.only();
     assert_eq!(received.line(), format!("POST {PATH}?a=%2F&b HTTP/1.1"));
     assert_eq!(received.header("host"), Some(&*replica.name()));
@@ -87,7 +81,7 @@ async fn only_end_to_end_headers_reach_the_replica() {
         assert_eq!(received.header(gone), None, "{gone} crossed");
     }
     assert_eq!(received.header("x-tokenway-replica"), None);
-    assert_eq!(reply.head.header("x-request-id"), Some("my-id.1"));
+    assert_eq!(reply.field("x-request-id"), Some("my-id.1"));
 }
 
 #[tokio::test]
@@ -173,7 +167,7 @@ async fn every_event_arrives_before_the_next_one_is_sent() {
     for (at, gate) in gates.iter().enumerate() {
         script.extend([Step::Wait(gate.clone()), wire::event(wire::content(&(at + 1).to_string()))]);
     }
-    script.extend([wire::event(wire::FINISH), wire::event(wire::DONE), Step::End]);
+    script.extend(wire::ending(wire::FINISH));
     replica.next(script);
     let mut client = gateway.begun(PATH, CHAT).await;
     client.read_until("\"content\":\"0\"").await;
@@ -191,9 +185,9 @@ async fn a_unary_answer_passes_with_its_status_and_headers() {
     replica.next(wire::json(200, body));
     let reply = gateway.post(PATH, UNARY).await;
     assert_eq!((reply.status(), reply.text()), (200, body));
-    assert_eq!(reply.head.header("server"), Some("uvicorn"));
-    assert_eq!(reply.head.header("content-type"), Some("application/json"));
-    assert_eq!(reply.head.header("x-accel-buffering"), None);
+    assert_eq!(reply.field("server"), Some("uvicorn"));
+    assert_eq!(reply.field("content-type"), Some("application/json"));
+    assert_eq!(reply.field("x-accel-buffering"), None);
     gateway.idle().await;
 }
 
@@ -206,7 +200,7 @@ async fn an_answer_may_have_hundreds_of_headers() {
     replica.next(vec![Step::Raw(answer.into_bytes())]);
     let reply = gateway.post(PATH, UNARY).await;
     assert_eq!((reply.status(), replica.count()), (200, 1));
-    assert_eq!(reply.head.header("x-field-249"), Some("249"));
+    assert_eq!(reply.field("x-field-249"), Some("249"));
 }
 
 #[tokio::test]
@@ -274,8 +268,7 @@ async fn asked_usage_is_spliced_in_and_its_chunk_is_withheld() {
 
 #[tokio::test]
 async fn a_route_s_model_name_is_translated_in_place() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([replica], mut config) = config::fresh().await;
     config.routes = vec![config::route("alias", &[0])];
     config.routes[0].upstream_model = Some("tiny".into());
     let gateway = Gateway::start(config).await;
@@ -308,12 +301,11 @@ async fn every_response_tells_its_id_and_its_timing() {
     let health = gateway.call("GET", "/health").await;
     let refused = gateway.post(PATH, "{").await;
     for reply in [unknown, health, refused] {
-        assert_eq!(reply.head.header("x-request-id").map(str::len), Some(32));
-        assert!(reply.head.header("server-timing").is_some_and(|timing| timing.starts_with("read;dur=")));
+        assert_eq!(reply.field("x-request-id").map(str::len), Some(32));
+        assert!(reply.field("server-timing").is_some_and(|timing| timing.starts_with("read;dur=")));
     }
-    let mut client = gateway.client().await;
-    client.send("GET", "/health", &[("x-request-id", "not harmless: \"")], b"").await;
-    assert_eq!(client.reply().await.head.header("x-request-id").map(str::len), Some(32));
+    let reply = gateway.ask("GET", "/health", &[("x-request-id", "not harmless: \"")], b"").await;
+    assert_eq!(reply.field("x-request-id").map(str::len), Some(32));
 }
 
 #[tokio::test]
@@ -325,8 +317,7 @@ async fn route_info_headers_can_be_switched_off() {
 
 #[tokio::test]
 async fn bad_requests_are_refused_before_any_replica_sees_them() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([replica], mut config) = config::fresh().await;
     config.server.body_limit = 4096;
     config.routes = vec![config::route("tiny", &[0]), config::route("other", &[0])];
     let gateway = Gateway::start(config).await;
@@ -348,9 +339,7 @@ async fn bad_requests_are_refused_before_any_replica_sees_them() {
         ("POST", PATH, &large, 413, "body_limit"),
     ];
     for (method, path, body, status, code) in cases {
-        let mut client = gateway.client().await;
-        client.send(method, path, &[], body.as_bytes()).await;
-        let reply = client.reply().await;
+        let reply = gateway.ask(method, path, &[], body).await;
         let shown: String = body.chars().take(60).collect();
         assert_eq!((reply.status(), &*reply.code()), (status, code), "{method} {path} {shown}");
     }
@@ -363,9 +352,7 @@ async fn bad_requests_are_refused_before_any_replica_sees_them() {
 #[tokio::test]
 async fn a_body_that_is_no_utf8_is_refused_with_its_place() {
     let ([replica], gateway) = Gateway::before(|_| {}).await;
-    let mut client = gateway.client().await;
-    client.post(PATH, &[], b"{\"model\":\n\"\xff\"}").await;
-    let reply = client.reply().await;
+    let reply = gateway.post_with(PATH, &[], b"{\"model\":\n\"\xff\"}").await;
     assert_eq!((reply.status(), &*reply.code()), (400, "invalid_request"));
     assert!(reply.text().contains("line 2 column 2"), "{}", reply.text());
     assert_eq!(replica.count(), 0);
@@ -377,9 +364,8 @@ async fn a_heartbeat_sends_the_head_and_comments_until_the_answer_comes() {
         Gateway::before(|config| config.server.heartbeat = Some(Duration::from_millis(50))).await;
     let gate = Gate::new();
     let events = wire::chat_events(&["a"]);
-    let mut script = vec![wire::sse_head(), Step::Wait(gate.clone())];
-    script.extend(events.iter().map(wire::event));
-    script.push(Step::End);
+    let mut script = wire::stream(&events);
+    script.insert(1, Step::Wait(gate.clone()));
     replica.next(script);
     let mut client = gateway.client().await;
     client.post(PATH, &[("x-request-id", "beats")], CHAT.as_bytes()).await;
@@ -405,11 +391,8 @@ async fn a_heartbeat_fills_the_pauses_of_an_answer() {
     let gate = Gate::new();
     let events = wire::chat_events(&["a", "b"]);
     let (begun, rest) = events.split_at(2);
-    let mut script = vec![wire::sse_head()];
-    script.extend(begun.iter().map(wire::event));
-    script.push(Step::Wait(gate.clone()));
-    script.extend(rest.iter().map(wire::event));
-    script.push(Step::End);
+    let mut script = wire::stream(&events);
+    script.insert(1 + begun.len(), Step::Wait(gate.clone()));
     replica.next(script);
     let mut client = gateway.begun(PATH, CHAT).await;
     client.read_until(": heartbeat\n\n: heartbeat\n\n").await;
@@ -461,28 +444,22 @@ async fn a_request_that_comes_around_again_is_refused() {
     gateway.post(PATH, UNARY).await;
     let via = replica.only().header("via").unwrap().to_owned();
     for (via, status) in [(&*format!("1.1 other, {via}"), 508), ("1.1 other", 200)] {
-        let mut client = gateway.client().await;
-        client.post(PATH, &[("via", via)], UNARY.as_bytes()).await;
-        assert_eq!(client.reply().await.status(), status);
+        assert_eq!(gateway.post_with(PATH, &[("via", via)], UNARY).await.status(), status);
     }
 }
 
 #[tokio::test]
 async fn a_tenant_sees_and_uses_its_own_routes_only() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([_replica], mut config) = config::fresh().await;
     config.routes = vec![config::route("mine", &[0]), config::route("theirs", &[0])];
     config.tenants = vec![Tenant { routes: Some(vec!["mine".into()]), ..config::tenant("a", "k") }];
     let gateway = Gateway::start(config).await;
     let key = [("authorization", "Bearer k")];
     for (model, status) in [("mine", 200), ("theirs", 404)] {
-        let mut client = gateway.client().await;
-        client.post(PATH, &key, UNARY.replace("tiny", model).as_bytes()).await;
-        assert_eq!(client.reply().await.status(), status, "{model}");
+        let reply = gateway.post_with(PATH, &key, UNARY.replace("tiny", model)).await;
+        assert_eq!(reply.status(), status, "{model}");
     }
-    let mut client = gateway.client().await;
-    client.send("GET", "/v1/models", &key, b"").await;
-    let models = client.reply().await.json();
+    let models = gateway.ask("GET", "/v1/models", &key, b"").await.json();
     assert_eq!(models["data"].as_array().map(Vec::len), Some(1));
     assert_eq!(models["data"][0]["id"], "mine");
     assert_eq!(gateway.call("GET", "/v1/models").await.status(), 401);
@@ -490,8 +467,7 @@ async fn a_tenant_sees_and_uses_its_own_routes_only() {
 
 #[tokio::test]
 async fn in_flight_counts_return_to_zero_after_any_mix_of_ends() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&one, &two]);
+    let ([one, two], mut config) = config::fresh().await;
     config.routes[0].timeouts.first_token = Duration::from_millis(300);
     config.routes[0].timeouts.total = Duration::from_millis(600);
     let gateway = Gateway::start(config).await;
@@ -511,8 +487,7 @@ async fn in_flight_counts_return_to_zero_after_any_mix_of_ends() {
         for replica in [&one, &two] {
             replica.next(scripts[at % scripts.len()].clone());
         }
-        let client = gateway.sent(PATH, if at % 4 == 0 { UNARY } else { CHAT }).await;
-        clients.push(client);
+        clients.push(gateway.sent(PATH, if at % 4 == 0 { UNARY } else { CHAT }).await);
     }
     // Every third leaves at once, some in the middle; the others wait for what comes.
     for (at, mut client) in clients.into_iter().enumerate() {

@@ -3,16 +3,10 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
 use crate::admission::{degrading, slow, until_degraded};
-use crate::support::client::Reply;
 use crate::support::replica::{Gate, Step};
 use crate::support::{Gateway, wire};
 
 const RESPONSES: &str = "/v1/responses";
-
-fn replica_of(reply: &Reply) -> String {
-    assert_eq!(reply.status(), 200, "{}", reply.text());
-    reply.head.header("x-tokenway-replica").unwrap().to_owned()
-}
 
 fn event(kind: &str, number: u64, more: &str) -> Step {
     wire::event(format!(
@@ -36,15 +30,15 @@ async fn a_response_too_large_to_be_held_is_found_again_where_it_was_made() {
         for replica in [&one, &two] {
             replica.always(wire::json(200, &large));
         }
-        let maker = replica_of(&gateway.post(RESPONSES, r#"{"model":"tiny","input":"hi"}"#).await);
+        let maker = gateway.post(RESPONSES, r#"{"model":"tiny","input":"hi"}"#).await.replica();
         gateway.idle().await;
         for replica in [&one, &two] {
             replica.always(wire::json(200, "{}"));
         }
         for _ in 0..2 {
             let follow_up = format!(r#"{{"model":"tiny","input":"so","previous_response_id":"{id}"}}"#);
-            assert_eq!(replica_of(&gateway.post(RESPONSES, &follow_up).await), maker);
-            assert_eq!(replica_of(&gateway.call("GET", &format!("{RESPONSES}/{id}")).await), maker);
+            assert_eq!(gateway.post(RESPONSES, &follow_up).await.replica(), maker);
+            assert_eq!(gateway.call("GET", &format!("{RESPONSES}/{id}")).await.replica(), maker);
         }
     }
 }
@@ -69,15 +63,15 @@ async fn a_response_of_the_route_that_stood_in_is_continued_there() {
     until_degraded(&gateway, &large, &small).await;
     small.next(wire::json(200, r#"{"id":"resp_1","object":"response","status":"completed","output":[]}"#));
     let made = gateway.post(RESPONSES, r#"{"model":"tiny","input":"hi"}"#).await;
-    assert_eq!(replica_of(&made), small.name());
+    assert_eq!(made.replica(), small.name());
     gateway.idle().await;
     small.always(wire::json(200, "{}"));
     for (model, from) in [("tiny", Some("tiny")), ("small", None)] {
         let body =
             |model: &str| format!(r#"{{"model":"{model}","input":"so","previous_response_id":"resp_1"}}"#);
         let reply = gateway.post(RESPONSES, &body(model)).await;
-        assert_eq!(replica_of(&reply), small.name(), "{model}");
-        assert_eq!(reply.head.header("x-tokenway-degraded-from"), from);
+        assert_eq!(reply.replica(), small.name(), "{model}");
+        assert_eq!(reply.field("x-tokenway-degraded-from"), from);
         assert_eq!(small.received().pop().unwrap().text(), body("meta/small"));
     }
     gateway.idle().await;
@@ -107,7 +101,7 @@ async fn a_client_of_a_stored_stream_has_its_id_at_once_and_may_leave() {
         replica.always(wire::json(200, "{}"));
     }
     for _ in 0..2 {
-        assert_eq!(replica_of(&gateway.call("GET", "/v1/responses/resp_1").await), maker);
+        assert_eq!(gateway.call("GET", "/v1/responses/resp_1").await.replica(), maker);
     }
     gate.cancel();
 }

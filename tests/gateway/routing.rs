@@ -12,12 +12,9 @@ use tokenway::fleet::status::ReplicaState;
 use tokenway::observe::{Judgement, Tap};
 use tokenway::record::Record;
 
-use crate::support::client::Reply;
 use crate::support::replica::{Gate, Probes, Replica, Step};
-use crate::support::{Gateway, config, until, wire};
+use crate::support::{CHAT, Gateway, PATH, config, until, wire};
 
-const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
-const PATH: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
 
 fn with_policy(replicas: &[&Replica], policy: PolicyName) -> Config {
@@ -30,24 +27,18 @@ fn prompt(prefix: &str, tail: &str) -> String {
     format!(r#"{{"model":"tiny","stream":true,"messages":[{{"role":"user","content":"{prefix}{tail}"}}]}}"#)
 }
 
-/// The name of the replica that answered.
-fn replica_of(reply: &Reply) -> String {
-    assert_eq!(reply.status(), 200, "{}", reply.text());
-    reply.head.header("x-tokenway-replica").unwrap().to_owned()
-}
-
 #[tokio::test]
 async fn prompts_with_the_same_prefix_land_on_the_same_replica_and_others_spread() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
+    let [one, two] = Replica::several().await;
     let gateway = Gateway::start(with_policy(&[&one, &two], PolicyName::Prefix)).await;
     for at in 0..24 {
         let prefix = format!("{at} ").repeat(1000);
-        let first = replica_of(&gateway.post(PATH, &prompt(&prefix, "a")).await);
+        let first = gateway.post(PATH, &prompt(&prefix, "a")).await.replica();
         gateway.idle().await;
         for tail in ["b", "c"] {
             let reply = gateway.post(PATH, &prompt(&prefix, tail)).await;
-            assert_eq!(replica_of(&reply), first);
-            let decision = reply.head.header("x-tokenway-decision").unwrap();
+            assert_eq!(reply.replica(), first);
+            let decision = reply.field("x-tokenway-decision").unwrap();
             assert_eq!(decision, "policy=prefix; reason=prefix; candidates=2");
             gateway.idle().await;
         }
@@ -57,12 +48,12 @@ async fn prompts_with_the_same_prefix_land_on_the_same_replica_and_others_spread
 
 #[tokio::test]
 async fn a_replica_that_turned_a_prompt_away_is_not_expected_to_have_it() {
-    let (full, free) = (Replica::start().await, Replica::start().await);
+    let [full, free] = Replica::several().await;
     full.always(wire::json(503, r#"{"error":{"message":"queue is full","code":503}}"#));
     let gateway = Gateway::start(with_policy(&[&full, &free], PolicyName::Prefix)).await;
     for at in 0..8 {
         let reply = gateway.post(PATH, &prompt(&format!("{at} ").repeat(1000), "a")).await;
-        assert_eq!(replica_of(&reply), free.name());
+        assert_eq!(reply.replica(), free.name());
         gateway.idle().await;
     }
     assert!(full.count() > 0, "it was asked");
@@ -73,14 +64,14 @@ async fn a_replica_that_turned_a_prompt_away_is_not_expected_to_have_it() {
 
 #[tokio::test]
 async fn a_long_prompt_comes_back_to_its_cache_by_default() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
+    let [one, two] = Replica::several().await;
     let gateway = Gateway::start(with_policy(&[&one, &two], PolicyName::Latency)).await;
     let prefix = "lorem ipsum ".repeat(10_000);
-    let first = replica_of(&gateway.post(PATH, &prompt(&prefix, "a")).await);
+    let first = gateway.post(PATH, &prompt(&prefix, "a")).await.replica();
     gateway.idle().await;
     let reply = gateway.post(PATH, &prompt(&prefix, "b")).await;
-    assert_eq!(replica_of(&reply), first);
-    let decision = reply.head.header("x-tokenway-decision").unwrap();
+    assert_eq!(reply.replica(), first);
+    let decision = reply.field("x-tokenway-decision").unwrap();
     assert!(decision.starts_with("policy=latency; reason=prefix; predicted_ttft_ms="), "{decision}");
 }
 
@@ -92,19 +83,19 @@ fn figure(decision: &str, name: &str) -> f64 {
 
 #[tokio::test]
 async fn a_decision_adds_up_and_says_why() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
+    let [one, two] = Replica::several().await;
     let gateway = Gateway::start(with_policy(&[&one, &two], PolicyName::Latency)).await;
     for tail in ["a", "b"] {
         gateway.post(PATH, &prompt(&"lorem ipsum ".repeat(1000), tail)).await;
         gateway.idle().await;
     }
     let reply = gateway.post(PATH, &prompt(&"lorem ipsum ".repeat(1000), "c")).await;
-    let decision = reply.head.header("x-tokenway-decision").unwrap();
+    let decision = reply.field("x-tokenway-decision").unwrap();
     let parts = ["wait", "prefill", "base", "others", "decoding", "harm", "late", "failure"];
     let sum: f64 = parts.iter().map(|part| figure(decision, &format!("{part}_ms"))).sum();
     let cost = figure(decision, "cost_ms");
     assert!(cost > 0.0 && (cost - sum).abs() < 0.5, "{decision}");
-    let (chosen, other) = if replica_of(&reply) == one.name() { (&one, &two) } else { (&two, &one) };
+    let (chosen, other) = if reply.replica() == one.name() { (&one, &two) } else { (&two, &one) };
     let names = format!("why=\"{} over {}: ", chosen.name(), other.name());
     assert!(decision.contains(&names) && decision.contains(" less "), "{decision}");
     gateway.idle().await;
@@ -127,9 +118,8 @@ async fn sessions_go_by_the_seed_alike_on_every_gateway_that_has_it() {
     let homes = async |gateway: &Gateway| {
         let mut homes = Vec::new();
         for session in 0..24 {
-            let mut client = gateway.client().await;
-            client.post(PATH, &[("x-session-id", &*session.to_string())], CHAT.as_bytes()).await;
-            homes.push(replica_of(&client.reply().await));
+            let session = session.to_string();
+            homes.push(gateway.post_with(PATH, &[("x-session-id", &session)], CHAT).await.replica());
         }
         homes
     };
@@ -156,9 +146,7 @@ async fn the_record_has_the_session_by_which_a_request_was_dealt() {
     let gateway = Gateway::start_observed(config::of(&[&replica]), Some(Arc::clone(&seen) as _));
     gateway.ready().await;
     for (session, text) in [("s", "a"), ("s", "b"), ("t", "a")] {
-        let mut client = gateway.client().await;
-        client.post(PATH, &[("x-session-id", session)], prompt(text, "").as_bytes()).await;
-        client.reply().await;
+        gateway.post_with(PATH, &[("x-session-id", session)], prompt(text, "")).await;
         gateway.idle().await;
     }
     let seen = seen.0.lock();
@@ -178,7 +166,7 @@ async fn engines_without_prefix_caching_share_the_prompts_that_begin_alike() {
         let prefix = "lorem ipsum ".repeat(1_000);
         for at in 0..60 {
             let reply = gateway.post(PATH, &prompt(&prefix, &at.to_string())).await;
-            let decision = reply.head.header("x-tokenway-decision").unwrap();
+            let decision = reply.field("x-tokenway-decision").unwrap();
             assert!(!decision.contains("reason=prefix"), "{decision}");
             gateway.idle().await;
         }
@@ -193,17 +181,15 @@ async fn engines_without_prefix_caching_share_the_prompts_that_begin_alike() {
 
 #[tokio::test]
 async fn a_session_stays_with_its_replica() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
+    let [one, two] = Replica::several().await;
     let gateway = Gateway::start(with_policy(&[&one, &two], PolicyName::Session)).await;
     let mut homes = Vec::new();
     for session in 0..24 {
         let session = format!("s{session}");
         let mut of_session = Vec::new();
         for at in 0..3 {
-            let mut client = gateway.client().await;
             let body = prompt(&format!("question {at}"), "");
-            client.post(PATH, &[("x-session-id", &session)], body.as_bytes()).await;
-            of_session.push(replica_of(&client.reply().await));
+            of_session.push(gateway.post_with(PATH, &[("x-session-id", &session)], body).await.replica());
         }
         of_session.dedup();
         assert_eq!(of_session.len(), 1, "{session} moved");
@@ -217,11 +203,11 @@ async fn a_session_stays_with_its_replica() {
 #[tokio::test]
 async fn requests_in_flight_count_as_load_from_the_decision_on() {
     for policy in [PolicyName::LeastLoaded, PolicyName::Prefix] {
-        let (one, two) = (Replica::start().await, Replica::start().await);
+        let [one, two] = Replica::several().await;
         let gateway = Gateway::start(with_policy(&[&one, &two], policy)).await;
         let gate = Gate::new();
         for replica in [&one, &two] {
-            replica.always([vec![Step::Wait(gate.clone())], wire::chat_stream(&["x"])].concat());
+            replica.always(wire::behind(&gate, wire::chat_stream(&["x"])));
         }
         // None of them has an answer yet when the next one is decided.
         let mut clients = Vec::new();
@@ -244,7 +230,7 @@ async fn requests_in_flight_count_as_load_from_the_decision_on() {
 
 #[tokio::test]
 async fn round_robin_takes_turns() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
+    let [one, two] = Replica::several().await;
     let gateway = Gateway::start(with_policy(&[&one, &two], PolicyName::RoundRobin)).await;
     for _ in 0..6 {
         gateway.post(PATH, CHAT).await;
@@ -254,15 +240,15 @@ async fn round_robin_takes_turns() {
 
 #[tokio::test]
 async fn a_model_goes_to_the_pools_of_its_route() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
+    let [one, two] = Replica::several().await;
     let mut config = config::of(&[&one]);
     config.pools.push(config::pool("second", &[&two]));
     config.routes = vec![config::route("a", &[0]), config::route("b", &[1])];
     let gateway = Gateway::start(config).await;
     for (model, replica, revision) in [("a", &one, "default"), ("b", &two, "second")] {
         let reply = gateway.post(PATH, &CHAT.replace("tiny", model)).await;
-        assert_eq!(replica_of(&reply), replica.name());
-        assert_eq!(reply.head.header("x-tokenway-revision"), Some(revision));
+        assert_eq!(reply.replica(), replica.name());
+        assert_eq!(reply.field("x-tokenway-revision"), Some(revision));
         assert_eq!(replica.count(), 1);
     }
     assert_eq!(gateway.post(PATH, CHAT).await.code(), "model_not_found");
@@ -285,7 +271,7 @@ async fn a_model_whose_only_holder_is_down_is_503_and_not_the_404_of_an_engine_t
         ([&["m2", "m1"], &["m2"]], true, "*"),
         ([&["m2", "m1"], &["m2"]], true, "m1"),
     ] {
-        let (one, two) = (Replica::start().await, Replica::start().await);
+        let [one, two] = Replica::several().await;
         one.lists(&listing(models[0]));
         two.lists(&listing(models[1]));
         let mut config = config::of(&[&one]);
@@ -319,34 +305,33 @@ async fn a_model_whose_only_holder_is_down_is_503_and_not_the_404_of_an_engine_t
             let detail = reply.text();
             assert!(detail.contains(&one.name()) && !detail.contains(&two.name()), "{detail}");
         }
-        assert_eq!(replica_of(&ask("m2").await), two.name());
+        assert_eq!(ask("m2").await.replica(), two.name());
         assert_eq!(ask("m1-unknown").await.status(), 404);
         one.listen_again().await;
         gateway.ready().await;
-        assert_eq!(replica_of(&ask("m1").await), one.name());
+        assert_eq!(ask("m1").await.replica(), one.name());
         gateway.idle().await;
     }
 }
 
 #[tokio::test]
 async fn a_failed_pool_is_covered_by_the_other_pool_of_its_route() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
+    let [one, two] = Replica::several().await;
     let mut config = config::of(&[&one]);
     config.pools.push(config::pool("second", &[&two]));
     config.routes = vec![config::route("*", &[0, 1])];
     let gateway = Gateway::start(config).await;
     one.always(wire::json(503, "{}"));
     for _ in 0..6 {
-        assert_eq!(replica_of(&gateway.post(PATH, CHAT).await), two.name());
+        assert_eq!(gateway.post(PATH, CHAT).await.replica(), two.name());
     }
     assert!(one.count() > 0);
 }
 
 #[tokio::test]
 async fn figures_come_by_the_engines_names_and_what_is_missing_is_said_and_never_zero() {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     replica.show_page(Some(include_str!("../fixtures/engines/sglang.txt")));
-    let mut config = config::of(&[&replica]);
     config.pools[0].scrape_interval = Duration::from_millis(20);
     config.pools[0].engine = EngineKind::Sglang;
     config.pools[0].engine_profile = Arc::new(EngineKind::Sglang.profile());
@@ -376,10 +361,9 @@ async fn figures_come_by_the_engines_names_and_what_is_missing_is_said_and_never
 
 #[tokio::test]
 async fn figures_that_come_with_the_first_answer_are_not_missed_before_it() {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     replica.probes(Probes::CompletionsUnanswered);
     replica.show_page(Some("vllm:num_requests_running 0\n"));
-    let mut config = config::of(&[&replica]);
     config.pools[0].scrape_interval = Duration::from_millis(20);
     let gateway = Gateway::start_unready(config);
     let status = || gateway.replicas().remove(0);
@@ -407,14 +391,14 @@ fn response(id: &str, is_stream: bool) -> Vec<Step> {
     wire::stream([&*created, delta, &*completed])
 }
 
-fn follow_up(id: &str) -> String {
+pub(crate) fn follow_up(id: &str) -> String {
     format!(r#"{{"model":"tiny","input":"and then?","previous_response_id":"{id}"}}"#)
 }
 
 #[tokio::test]
 async fn a_follow_up_goes_to_the_replica_that_made_the_response() {
     for is_stream in [false, true] {
-        let (one, two) = (Replica::start().await, Replica::start().await);
+        let [one, two] = Replica::several().await;
         // Also over two pools of one route, where the pool would be dealt out otherwise.
         let mut pools = config::of(&[&one]);
         pools.pools.push(config::pool("second", &[&two]));
@@ -426,11 +410,11 @@ async fn a_follow_up_goes_to_the_replica_that_made_the_response() {
                 one.always(response(&id, is_stream));
                 two.always(response(&id, is_stream));
                 let body = format!(r#"{{"model":"tiny","stream":{is_stream},"input":"hi"}}"#);
-                let maker = replica_of(&gateway.post(RESPONSES, &body).await);
+                let maker = gateway.post(RESPONSES, &body).await.replica();
                 gateway.idle().await;
                 for _ in 0..3 {
                     let reply = gateway.post(RESPONSES, &follow_up(&id)).await;
-                    assert_eq!(replica_of(&reply), maker);
+                    assert_eq!(reply.replica(), maker);
                 }
             }
         }
@@ -443,7 +427,7 @@ async fn a_response_is_read_and_continued_where_it_is_while_its_replica_drains()
     for replica in [&one, &two] {
         replica.always(response("resp_1", false));
     }
-    let maker = replica_of(&gateway.post(RESPONSES, r#"{"model":"tiny","input":"hi"}"#).await);
+    let maker = gateway.post(RESPONSES, r#"{"model":"tiny","input":"hi"}"#).await.replica();
     gateway.idle().await;
     let url = Some(format!("http://{maker}"));
     let action = ReplicaAction::Drain;
@@ -454,11 +438,11 @@ async fn a_response_is_read_and_continued_where_it_is_while_its_replica_drains()
     until("it drains", || gateway.replicas().iter().any(|one| one.state == ReplicaState::Draining)).await;
     for _ in 0..3 {
         let other = gateway.post(RESPONSES, r#"{"model":"tiny","input":"new"}"#).await;
-        assert_ne!(replica_of(&other), maker, "nothing new goes there");
+        assert_ne!(other.replica(), maker, "nothing new goes there");
         let reply = gateway.post(RESPONSES, &follow_up("resp_1")).await;
-        assert_eq!((reply.status(), replica_of(&reply)), (200, maker.clone()));
+        assert_eq!((reply.status(), reply.replica()), (200, maker.clone()));
     }
-    assert_eq!(replica_of(&gateway.call("GET", "/v1/responses/resp_1").await), maker);
+    assert_eq!(gateway.call("GET", "/v1/responses/resp_1").await.replica(), maker);
     gateway.idle().await;
 }
 
@@ -471,7 +455,7 @@ async fn a_follow_up_to_a_response_that_nobody_has_is_404_and_says_so() {
 
     one.next(response("resp_1", false));
     two.next(response("resp_1", false));
-    let maker = replica_of(&gateway.post(RESPONSES, r#"{"model":"tiny","input":"hi"}"#).await);
+    let maker = gateway.post(RESPONSES, r#"{"model":"tiny","input":"hi"}"#).await.replica();
     let maker = if maker == one.name() { &one } else { &two };
     let asked = one.count() + two.count();
     maker.stop_listening().await;
@@ -491,12 +475,12 @@ async fn a_reload_moves_requests_and_leaves_streams_alone() {
     let gate = Gate::new();
     let end =
         [wire::event(wire::content("y")), wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
-    one.next(wire::begun_then("x", [vec![Step::Wait(gate.clone())], end.to_vec()].concat()));
+    one.next(wire::begun_then("x", wire::behind(&gate, end.to_vec())));
     let mut client = gateway.begun(PATH, CHAT).await;
 
     gateway.app.reload(Arc::new(config::of(&[&two]))).unwrap();
     gateway.ready().await;
-    assert_eq!(replica_of(&gateway.post(PATH, CHAT).await), two.name());
+    assert_eq!(gateway.post(PATH, CHAT).await.replica(), two.name());
     gate.cancel();
     assert!(client.rest().await.is_complete);
     assert_eq!((one.count(), two.count()), (1, 1));
@@ -505,12 +489,12 @@ async fn a_reload_moves_requests_and_leaves_streams_alone() {
 
 #[tokio::test]
 async fn an_unproved_replica_gets_nothing_until_a_probe_is_answered() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
+    let [one, two] = Replica::several().await;
     two.stop_listening().await;
     let gateway = Gateway::start_unready(config::of(&[&one, &two]));
     until("the first replica is ready", || gateway.state_of(&one) == ReplicaState::Ready).await;
     for _ in 0..4 {
-        assert_eq!(replica_of(&gateway.post(PATH, CHAT).await), one.name());
+        assert_eq!(gateway.post(PATH, CHAT).await.replica(), one.name());
     }
     assert_eq!(two.count(), 0);
     two.listen_again().await;

@@ -7,13 +7,9 @@ use std::time::Duration;
 
 use crate::support::replica::{Replica, Step};
 use crate::support::wire::{DONE, FINISH, ROLE, begun_then, content, event, sse_head};
-use crate::support::{Gateway, config, until};
+use crate::support::{CHAT, Gateway, PATH, UNARY, config, until};
 use tokenway::config::{Config, ItlBounds, Slo};
 use tokenway::stage::{Stage, StageBudget};
-
-const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
-const UNARY: &str = r#"{"model":"tiny","messages":[{"role":"user","content":"hi"}]}"#;
-const PATH: &str = "/v1/chat/completions";
 
 /// A chat stream whose engine reports its own timings: 5 ms of queue, 8 ms to the first token.
 fn telling_stream() -> Vec<Step> {

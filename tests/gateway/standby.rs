@@ -3,17 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::admission::large_and_small;
 use crate::support::replica::Replica;
-use crate::support::{Gateway, config, observer, soon, until, wire};
+use crate::support::{Gateway, PATH, config, observer, soon, until, wire};
 use tokenway::app::App;
 use tokenway::app::foundation::Foundation;
 use tokenway::clock::Clock;
-use tokenway::config::check::check_str;
-use tokenway::config::{Config, Degrade, PolicyName, QueueLimits, Slo, TtftBound, WeightedPool};
+use tokenway::config::{Config, PolicyName, QueueLimits, Slo, TtftBound, WeightedPool};
 use tokenway::fleet::status::ReplicaState;
 use tokio::runtime::Handle;
 
-const PATH: &str = "/v1/chat/completions";
 const BODY: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
 
 /// Its first route refuses what no replica can begin to answer within 150 ms.
@@ -26,7 +25,7 @@ fn bounded(config: &mut Config, queue: QueueLimits) {
 
 /// A route over a local pool with a standby pool behind it.
 async fn with_standby(queue: Option<QueueLimits>) -> (Gateway, Replica, Replica) {
-    let (local, cloud) = (Replica::start().await, Replica::start().await);
+    let [local, cloud] = Replica::several().await;
     let mut config = config::of(&[&local]);
     config.pools.push(tokenway::config::Pool { standby: true, ..config::pool("cloud", &[&cloud]) });
     config.routes[0].pools.push(WeightedPool { pool: 1, weight: 0 });
@@ -35,14 +34,13 @@ async fn with_standby(queue: Option<QueueLimits>) -> (Gateway, Replica, Replica)
         None => config.routes[0].policy = PolicyName::Latency,
     }
     let gateway = Gateway::start(config).await;
-    until("both are ready", || gateway.replicas().iter().all(|one| one.state == ReplicaState::Ready)).await;
     (gateway, local, cloud)
 }
 
 async fn answered_by(gateway: &Gateway) -> String {
     let reply = gateway.post(PATH, BODY).await;
     assert_eq!(reply.status(), 200, "{}", reply.text());
-    reply.head.header("x-tokenway-revision").unwrap().to_owned()
+    reply.field("x-tokenway-revision").unwrap().to_owned()
 }
 
 /// Requests that the standby pool got for a reason.
@@ -94,32 +92,22 @@ async fn what_a_queue_refuses_goes_to_the_standby_pool() {
 
 #[tokio::test]
 async fn a_route_without_a_replica_degrades_as_well() {
-    let (large, small) = (Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&large]);
-    config.pools.push(config::pool("small", &[&small]));
-    config.routes = vec![config::route("tiny", &[0]), config::route("small", &[1])];
+    let ([large, _small], mut config) = large_and_small().await;
     config.routes[0].policy = PolicyName::Latency;
-    config.routes[0].degrade = Some(Degrade::above(1.5, 1));
     let gateway = Gateway::start(config).await;
-    until("both are ready", || gateway.replicas().iter().all(|one| one.state == ReplicaState::Ready)).await;
     large.stop_listening().await;
     for _ in 0..5 {
         let reply = gateway.post(PATH, BODY).await;
         assert_eq!(reply.status(), 200, "{}", reply.text());
-        assert_eq!(reply.head.header("x-tokenway-degraded-from"), Some("tiny"));
+        assert_eq!(reply.field("x-tokenway-degraded-from"), Some("tiny"));
     }
 }
 
 #[tokio::test]
 async fn what_a_queue_refuses_goes_to_the_route_that_it_degrades_to() {
-    let (large, small) = (Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&large]);
-    config.pools.push(config::pool("small", &[&small]));
-    config.routes = vec![config::route("tiny", &[0]), config::route("small", &[1])];
+    let ([large, small], mut config) = large_and_small().await;
     bounded(&mut config, QueueLimits { max_requests: 0, ..QueueLimits::default() });
-    config.routes[0].degrade = Some(Degrade::above(1.5, 1));
     let gateway = Gateway::start(config).await;
-    until("both are ready", || gateway.replicas().iter().all(|one| one.state == ReplicaState::Ready)).await;
     // Twice the bound in truth: what is predicted below one and a half times it is refused.
     let slow = [vec![crate::support::replica::Step::Tick; 20], wire::chat_stream(&["x"])].concat();
     large.always(slow);
@@ -127,23 +115,11 @@ async fn what_a_queue_refuses_goes_to_the_route_that_it_degrades_to() {
     for _ in 0..9 {
         let reply = gateway.post(PATH, BODY).await;
         assert_eq!(reply.status(), 200, "{}", reply.text());
-        handed += usize::from(reply.head.header("x-tokenway-degraded-from") == Some("tiny"));
+        handed += usize::from(reply.field("x-tokenway-degraded-from") == Some("tiny"));
         gateway.idle().await;
     }
     assert!(large.count() > 0 && handed > 0, "{} {handed}", large.count());
     assert_eq!(handed, small.count());
-}
-
-/// A route of this replica, with another pool as its canary.
-fn with_canary(baseline: &Replica, canary: &Replica) -> Config {
-    let text = "[[pool]]\nname = \"old\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"new\"\n\
-        replicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [\"old\"]\n[route.canary]\npool = \"new\"\n\
-        steps = [{ weight = 10, soak = \"1h\" }]\n";
-    let mut config = config::of(&[baseline]);
-    config.pools.push(config::pool("new", &[canary]));
-    config.routes[0].canary.clone_from(&check_str("f.toml", text, &|_| None).unwrap().routes[0].canary);
-    config.routes[0].pools.push(WeightedPool { pool: 1, weight: 0 });
-    config
 }
 
 /// Its canary has all traffic.
@@ -159,14 +135,13 @@ async fn with_share(config: Config, share: u32) -> Gateway {
     foundation.carried_over.canaries.of(&"*".into(), &"new".into()).set(share);
     let gateway = Gateway { app: Arc::new(App::on(foundation, observer)) };
     gateway.ready().await;
-    until("all are ready", || gateway.replicas().iter().all(|one| one.state == ReplicaState::Ready)).await;
     gateway
 }
 
 #[tokio::test]
 async fn a_replica_of_the_revision_before_never_serves_as_the_canary() {
-    let (baseline, former, next) = (Replica::start().await, Replica::start().await, Replica::start().await);
-    let mut config = with_canary(&baseline, &former);
+    let [baseline, former, next] = Replica::several().await;
+    let mut config = config::with_canary(&baseline, &former, "");
     config.pools[1].revision = "r2".into();
     let gateway = promoted(config.clone()).await;
     assert_eq!((answered_by(&gateway).await, former.count()), ("r2".to_owned(), 1));
@@ -180,8 +155,8 @@ async fn a_replica_of_the_revision_before_never_serves_as_the_canary() {
 
 #[tokio::test]
 async fn a_promoted_canary_that_is_down_leaves_the_gateway_ready_while_its_baseline_serves() {
-    let (baseline, canary) = (Replica::start().await, Replica::start().await);
-    let gateway = promoted(with_canary(&baseline, &canary)).await;
+    let [baseline, canary] = Replica::several().await;
+    let gateway = promoted(config::with_canary(&baseline, &canary, "")).await;
     // Without a connection that is still open to the replica that goes.
     canary.stop_listening().await;
     assert_eq!(answered_by(&gateway).await, "default", "the documented fallback");
@@ -201,8 +176,8 @@ async fn a_promoted_canary_that_is_down_leaves_the_gateway_ready_while_its_basel
 
 #[tokio::test]
 async fn what_the_queue_of_a_canary_refuses_is_answered_by_its_baseline() {
-    let (baseline, canary) = (Replica::start().await, Replica::start().await);
-    let mut config = with_canary(&baseline, &canary);
+    let [baseline, canary] = Replica::several().await;
+    let mut config = config::with_canary(&baseline, &canary, "");
     config.pools[1].revision = "r2".into();
     bounded(&mut config, QueueLimits { max_requests: 0, ..QueueLimits::default() });
     let gateway = with_share(config, 5_000).await;
@@ -212,7 +187,7 @@ async fn what_the_queue_of_a_canary_refuses_is_answered_by_its_baseline() {
         // Conversations stay with a side.
         let reply = gateway.post(PATH, &BODY.replace("hi", &format!("hi {n}"))).await;
         assert_eq!(reply.status(), 200, "{}", reply.text());
-        by_baseline += usize::from(reply.head.header("x-tokenway-revision") == Some("default"));
+        by_baseline += usize::from(reply.field("x-tokenway-revision") == Some("default"));
         gateway.idle().await;
     }
     assert!(

@@ -9,11 +9,10 @@ use tokenway::config::{Config, Hedge, HedgeAfter, PolicyName};
 use tokenway::fleet::status::ReplicaState;
 use tokenway::routing::Dispatcher;
 
-use crate::admission::{QUEUE, chat, one_at_a_time, sent};
+use crate::admission::{QUEUE, chat, one_at_a_time};
 use crate::support::replica::{Gate, Replica, Step};
-use crate::support::{Gateway, config, until, wire};
+use crate::support::{Gateway, PATH, config, until, wire};
 
-const CHAT: &str = "/v1/chat/completions";
 const BATCH: &str = "/v1/chat/completions/batch";
 const COUNT: &str = "/v1/messages/count_tokens";
 
@@ -35,7 +34,7 @@ fn arrivals(gateway: &Gateway) -> u64 {
 /// Takes in what its answers have taught so far, which is due while something runs: then `holds` is asked.
 async fn learned(gateway: &Gateway, replica: &Replica, holds: impl Fn(&Dispatcher) -> bool) {
     let (gate, expected) = (Gate::new(), replica.count() + 1);
-    replica.next([vec![Step::Wait(gate.clone())], wire::json(200, COUNTED)].concat());
+    replica.next(wire::behind(&gate, wire::json(200, COUNTED)));
     let mut client = gateway.sent(BATCH, ONE_CHAT).await;
     replica.got(expected).await;
     let pool = Arc::clone(&gateway.app.fleet.pools()[0]);
@@ -63,7 +62,7 @@ async fn a_prompt_is_computed_when_the_engine_names_the_role_whatever_text_it_ho
         let expected = replica.count() + 1;
         let body =
             format!(r#"{{"model":"tiny","stream":true,"messages":[{{"role":"user","content":"x"}}]{more}}}"#);
-        let mut client = gateway.sent(CHAT, &body).await;
+        let mut client = gateway.sent(PATH, &body).await;
         replica.got(expected).await;
         if is_computed {
             until("its prompt is computed", || waiting() == 0).await;
@@ -77,11 +76,9 @@ async fn a_prompt_is_computed_when_the_engine_names_the_role_whatever_text_it_ho
 }
 
 async fn transcribe(gateway: &Gateway) {
-    let mut client = gateway.client().await;
     let body = "--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\ntiny\r\n--b--\r\n";
     let headers = [("content-type", "multipart/form-data; boundary=b")];
-    client.post("/v1/audio/transcriptions", &headers, body.as_bytes()).await;
-    assert_eq!(client.reply().await.status(), 200);
+    assert_eq!(gateway.post_with("/v1/audio/transcriptions", &headers, body).await.status(), 200);
 }
 
 #[tokio::test]
@@ -136,27 +133,26 @@ async fn counting_a_prompt_puts_it_into_no_cache() {
         let text = "lorem ipsum ".repeat(1000);
         assert_eq!(gateway.post(path, &messages(&text)).await.status(), 200);
         gateway.idle().await;
-        let reply = gateway.post(CHAT, &chat("tiny", &text)).await;
-        let decision = reply.head.header("x-tokenway-decision").unwrap();
+        let reply = gateway.post(PATH, &chat("tiny", &text)).await;
+        let decision = reply.field("x-tokenway-decision").unwrap();
         assert!(!decision.contains("reason=prefix"), "{path}: {decision}");
     }
 }
 
 #[tokio::test]
 async fn counting_a_prompt_waits_for_no_place_in_a_batch_and_takes_none() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([replica], mut config) = config::fresh().await;
     one_at_a_time(&mut config);
     config.routes[0].queue = Some(QUEUE);
     let gateway = Gateway::start(config).await;
-    assert_eq!(gateway.post(CHAT, &chat("tiny", "lesson")).await.status(), 200);
+    assert_eq!(gateway.post(PATH, &chat("tiny", "lesson")).await.status(), 200);
     gateway.idle().await;
     let (counting, gate) = (Gate::new(), Gate::new());
-    replica.next([vec![Step::Wait(counting.clone())], wire::json(200, COUNTED)].concat());
+    replica.next(wire::behind(&counting, wire::json(200, COUNTED)));
     let mut client = gateway.sent(COUNT, &messages(&"lorem ipsum ".repeat(1000))).await;
     replica.got(2).await;
-    replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["first"])].concat());
-    let mut first = sent(&gateway, &chat("tiny", "first")).await;
+    replica.next(wire::behind(&gate, wire::chat_stream(&["first"])));
+    let mut first = gateway.sent(PATH, &chat("tiny", "first")).await;
     replica.got(3).await;
     replica.next(wire::json(200, COUNTED));
     assert_eq!(gateway.post(COUNT, &messages("second")).await.status(), 200, "the engine is full");
@@ -168,8 +164,7 @@ async fn counting_a_prompt_waits_for_no_place_in_a_batch_and_takes_none() {
 
 #[tokio::test]
 async fn the_whole_answer_of_a_batch_is_no_late_first_token() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&one, &two]);
+    let ([one, two], mut config) = config::fresh().await;
     let after = HedgeAfter::Delay(Duration::from_millis(1));
     config.routes[0].hedge = Some(Hedge { after, budget: 1.0 });
     let gateway = Gateway::start(config).await;
@@ -184,8 +179,7 @@ async fn the_whole_answer_of_a_batch_is_no_late_first_token() {
 
 #[tokio::test]
 async fn a_prompt_that_was_counted_is_no_less_suspected_of_killing_engines() {
-    let replicas = [Replica::start().await, Replica::start().await, Replica::start().await];
-    let mut config = config::of(&replicas.each_ref());
+    let (replicas, mut config) = config::fresh::<3>().await;
     config.pools[0].ejection.max_share = 1.0;
     let gateway = Gateway::start(config).await;
     for replica in &replicas {
@@ -198,9 +192,9 @@ async fn a_prompt_that_was_counted_is_no_less_suspected_of_killing_engines() {
         assert_eq!(gateway.post(COUNT, &messages("die")).await.status(), 200);
     }
     gateway.idle().await;
-    assert_eq!(gateway.post(CHAT, &chat("tiny", "die")).await.code(), "replica_failed");
+    assert_eq!(gateway.post(PATH, &chat("tiny", "die")).await.code(), "replica_failed");
     let dead = || gateway.replicas().iter().filter(|one| one.state == ReplicaState::Unreachable).count();
     until("two replicas are found dead", || dead() == 2).await;
-    let reply = gateway.post(CHAT, &chat("tiny", "die")).await;
+    let reply = gateway.post(PATH, &chat("tiny", "die")).await;
     assert_eq!((reply.status(), &*reply.code()), (503, "suspected_poison"), "the third one lives");
 }

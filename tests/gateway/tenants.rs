@@ -7,9 +7,7 @@ use tokenway::config::{Budget, Slo, Tenant, Window};
 
 use crate::support::client::Reply;
 use crate::support::replica::{Gate, Received, Replica, Step};
-use crate::support::{Gateway, config, wire};
-
-const PATH: &str = "/v1/chat/completions";
+use crate::support::{FORM, Gateway, PATH, config, wire};
 
 fn tenant(name: &str, engine_priority: Option<i32>) -> Tenant {
     Tenant { engine_priority, ..config::tenant(name, name) }
@@ -18,19 +16,16 @@ fn tenant(name: &str, engine_priority: Option<i32>) -> Tenant {
 /// What the engine gets of a body that a tenant sends with a header that asks for a priority.
 async fn sent(gateway: &Gateway, replica: &Replica, tenant: &str, body: &str) -> Received {
     let before = replica.count();
-    let mut client = gateway.client().await;
     let headers = [("authorization", &*format!("Bearer {tenant}")), ("x-vllm-priority", "-99")];
-    client.post(PATH, &headers, body.as_bytes()).await;
-    assert_eq!(client.reply().await.status(), 200);
+    assert_eq!(gateway.post_with(PATH, &headers, body).await.status(), 200);
     assert_eq!(replica.count(), before + 1);
     replica.received().pop().unwrap()
 }
 
 #[tokio::test]
 async fn a_client_s_engine_priority_counts_only_where_it_may() {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     replica.always(wire::chat_stream(&["x"]));
-    let mut config = config::of(&[&replica]);
     config.slo.insert("batch".into(), Slo { engine_priority: Some(9), ..Slo::default() });
     config.tenants = vec![tenant("vip", Some(-5)), tenant("plain", None)];
     for (class, may, tenant, priority, header) in [
@@ -62,15 +57,9 @@ async fn a_form_keeps_its_bytes_and_gets_the_priority_as_a_header() {
     replica.always(wire::json(200, r#"{"text":"x"}"#));
     let form = "--B\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n{\"a\":1}\r\n\
                 --B\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\ntiny\r\n--B--\r\n";
-    let length = form.len().to_string();
-    let headers = [
-        ("authorization", "Bearer vip"),
-        ("content-type", "multipart/form-data; boundary=B"),
-        ("content-length", &*length),
-    ];
-    let mut client = gateway.client().await;
-    client.post_framed("/v1/audio/transcriptions", &headers, form.as_bytes()).await;
-    assert_eq!(client.reply().await.status(), 200);
+    let headers = [("authorization", "Bearer vip"), ("content-type", FORM)];
+    let reply = gateway.post_with("/v1/audio/transcriptions", &headers, form).await;
+    assert_eq!(reply.status(), 200);
     let got = replica.received().pop().unwrap();
     assert_eq!((got.text(), got.header("x-vllm-priority")), (form, Some("-5")));
 }
@@ -117,8 +106,7 @@ async fn an_isolated_tenant_names_no_media() {
 /// No salt guards blocks that are named by number, and the host is one that the engine would connect to.
 #[tokio::test]
 async fn an_isolated_tenant_names_no_kv_of_other_engines() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([replica], mut config) = config::fresh().await;
     config.tenants = vec![Tenant { cache_isolation: true, ..tenant("apart", None) }, tenant("plain", None)];
     config.server.extra_paths = vec!["/v1/custom".into()];
     let gateway = Gateway::start(config).await;
@@ -148,12 +136,11 @@ async fn an_isolated_tenant_names_no_kv_of_other_engines() {
 
 #[tokio::test]
 async fn tokens_and_engine_seconds_are_counted_by_tenant_and_model() {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     replica.always(wire::json(
         200,
         r#"{"id":"c","object":"chat.completion","model":"tiny","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":50,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":32}}}"#,
     ));
-    let mut config = config::of(&[&replica]);
     config.tenants = vec![tenant("a", None)];
     let gateway = Gateway::start(config).await;
     for _ in 0..2 {
@@ -180,10 +167,9 @@ async fn tokens_and_engine_seconds_are_counted_by_tenant_and_model() {
 
 #[tokio::test]
 async fn a_budget_is_told_in_headers_and_refuses_until_its_window_ends() {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     let answer = r#"{"id":"c","object":"chat.completion","model":"tiny","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":50,"completion_tokens":10}}"#;
     replica.always(wire::json(200, answer));
-    let mut config = config::of(&[&replica]);
     let month = |tokens, hard| Budget { tokens: Some(tokens), hard, ..Budget::default() };
     let mut told = tenant("told", None);
     told.budgets = vec![month(60, false)];
@@ -193,18 +179,16 @@ async fn a_budget_is_told_in_headers_and_refuses_until_its_window_ends() {
     config.tenants = vec![held, told, tenant("free", None)];
     let gateway = Gateway::start(config.clone()).await;
     let ask = async |key: &str| {
-        let mut client = gateway.client().await;
         let body = r#"{"model":"tiny","max_tokens":10,"messages":[{"role":"user","content":"hi"}]}"#;
-        client.post(PATH, &[("authorization", &*format!("Bearer {key}"))], body.as_bytes()).await;
-        let reply = client.reply().await;
+        let reply = gateway.post_as(key, PATH, body).await;
         gateway.idle().await;
         reply
     };
     for (limit, left) in [("100", 100 - 11), ("100", 40 - 11)] {
         let reply = ask("held").await;
         assert_eq!(reply.status(), 200, "{}", reply.text());
-        assert_eq!(reply.head.header("x-ratelimit-limit-tokens"), Some(limit));
-        let remaining: i64 = reply.head.header("x-ratelimit-remaining-tokens").unwrap().parse().unwrap();
+        assert_eq!(reply.field("x-ratelimit-limit-tokens"), Some(limit));
+        let remaining: i64 = reply.field("x-ratelimit-remaining-tokens").unwrap().parse().unwrap();
         assert!(
             (left - 10..=left + 10).contains(&remaining),
             "{remaining}: reserved by prediction, settled by usage"
@@ -217,16 +201,16 @@ async fn a_budget_is_told_in_headers_and_refuses_until_its_window_ends() {
         "{}",
         reply.text()
     );
-    let wait: u64 = reply.head.header("retry-after").unwrap().parse().unwrap();
+    let wait: u64 = reply.field("retry-after").unwrap().parse().unwrap();
     assert!((1..=31 * 86_400).contains(&wait), "{wait}");
-    assert_eq!(reply.head.header("x-ratelimit-remaining-tokens"), Some("0"));
-    assert_eq!(reply.head.header("x-ratelimit-remaining-requests"), Some("7"));
-    assert!(reply.head.header("x-ratelimit-reset-tokens").unwrap().ends_with('s'));
+    assert_eq!(reply.field("x-ratelimit-remaining-tokens"), Some("0"));
+    assert_eq!(reply.field("x-ratelimit-remaining-requests"), Some("7"));
+    assert!(reply.field("x-ratelimit-reset-tokens").unwrap().ends_with('s'));
     for _ in 0..3 {
         assert_eq!(ask("told").await.status(), 200, "a soft one refuses nobody");
     }
-    assert_eq!(ask("told").await.head.header("x-ratelimit-remaining-tokens"), Some("0"));
-    assert_eq!(ask("free").await.head.header("x-ratelimit-limit-tokens"), None);
+    assert_eq!(ask("told").await.field("x-ratelimit-remaining-tokens"), Some("0"));
+    assert_eq!(ask("free").await.field("x-ratelimit-limit-tokens"), None);
     config.tenants[0].budgets[0].tokens = Some(1_000);
     gateway.app.reload(std::sync::Arc::new(config)).unwrap();
     assert_eq!(ask("held").await.status(), 200, "a raised budget counts at once");
@@ -239,10 +223,9 @@ async fn a_tenant_named_like_a_label_bomb_is_one_label_and_a_longer_or_quoted_on
     }
     let bomb = "x}{__name__=y#".to_owned() + &"z".repeat(110);
     assert!(tokenway::config::parse_name(&bomb).is_ok());
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     // In one piece: whether a stream has gaps to count depends on how its events fall into reads.
     replica.always(wire::json(200, r#"{"choices":[{"message":{"content":"x"},"finish_reason":"stop"}]}"#));
-    let mut config = config::of(&[&replica]);
     config.tenants = vec![tenant(&bomb, None), tenant("plain", None)];
     let gateway = Gateway::start(config).await;
     for name in [&*bomb, "plain"] {
@@ -293,9 +276,8 @@ async fn no_error_names_a_replica_to_tenants_and_each_does_to_a_sole_user() {
 #[tokio::test]
 async fn an_error_behind_a_heartbeat_names_no_replica_to_tenants() {
     let gate = Gate::new();
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     replica.always(vec![Step::Wait(gate.clone()), Step::Reset]);
-    let mut config = config::of(&[&replica]);
     config.tenants = vec![tenant("a", None)];
     config.server.heartbeat = Some(Duration::from_millis(10));
     let gateway = Gateway::start(config).await;
@@ -334,7 +316,7 @@ async fn a_connect_timeout_names_no_replica_to_tenants() {
 /// Two routes whose names and models cross: what clients ask for as `big` is served by route `chat`.
 #[tokio::test]
 async fn a_tenant_s_route_is_none_whose_model_has_that_name() {
-    let (big, small) = (Replica::start().await, Replica::start().await);
+    let [big, small] = Replica::several().await;
     let mut config = config::of(&[&big]);
     config.pools.push(config::pool("second", &[&small]));
     config.routes = vec![config::route("big", &[0]), config::route("small", &[1]), config::route("*", &[1])];
@@ -357,31 +339,24 @@ async fn a_tenant_s_route_is_none_whose_model_has_that_name() {
         ("rest", "big", 404),
         ("rest", "unknown", 200),
     ] {
-        let mut client = gateway.client().await;
         let body = format!(r#"{{"model":"{model}","stream":true,"messages":[]}}"#);
-        client.post(PATH, &[("authorization", &*format!("Bearer {key}"))], body.as_bytes()).await;
-        assert_eq!(client.reply().await.status(), status, "{key} asks for {model}");
+        assert_eq!(gateway.post_as(key, PATH, &body).await.status(), status, "{key} asks for {model}");
     }
-    let mut client = gateway.client().await;
-    client.send("GET", "/v1/models", &[("authorization", "Bearer one")], b"").await;
-    let models = client.reply().await.json();
+    let models = gateway.ask("GET", "/v1/models", &[("authorization", "Bearer one")], b"").await.json();
     assert_eq!((&models["data"][0]["id"], models["data"].as_array().unwrap().len()), (&"small".into(), 1));
 }
 
 /// Engines without a list of models leave the label at `other`.
 #[tokio::test]
 async fn a_budget_of_a_model_counts_on_route_star_whatever_the_engine_lists() {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     replica.lists(r#"{"object":"list","data":[]}"#);
-    let mut config = config::of(&[&replica]);
     let own = Budget { requests: Some(1), model: Some("m".into()), ..Budget::default() };
     config.tenants = vec![Tenant { budgets: vec![own], ..tenant("a", None) }];
     let gateway = Gateway::start(config).await;
     for (model, status) in [("m", 200), ("n", 200), ("m", 429), ("n", 200)] {
-        let mut client = gateway.client().await;
         let body = format!(r#"{{"model":"{model}","stream":true,"messages":[]}}"#);
-        client.post(PATH, &[("authorization", "Bearer a")], body.as_bytes()).await;
-        let reply = client.reply().await;
+        let reply = gateway.post_as("a", PATH, &body).await;
         assert_eq!(reply.status(), status, "{model}: {}", reply.text());
         gateway.idle().await;
     }
@@ -390,8 +365,7 @@ async fn a_budget_of_a_model_counts_on_route_star_whatever_the_engine_lists() {
 /// The engine answers with the first model that it lists.
 #[tokio::test]
 async fn a_budget_of_a_model_counts_requests_that_name_none() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([_replica], mut config) = config::fresh().await;
     let own = Budget { requests: Some(2), model: Some("tiny".into()), ..Budget::default() };
     config.tenants = vec![Tenant { budgets: vec![own], ..tenant("a", None) }];
     let gateway = Gateway::start(config).await;
@@ -409,18 +383,15 @@ const BASE_AND_ADAPTER: &str = r#"{"object":"list","data":[
     {"id":"sql","object":"model","root":"/adapters/sql","parent":"tiny"}]}"#;
 
 async fn call(gateway: &Gateway, method: &str, path: &str, tenant: &str, body: &str) -> Reply {
-    let mut client = gateway.client().await;
     let headers = [("authorization", &*format!("Bearer {tenant}"))];
-    client.send(method, path, &headers, body.as_bytes()).await;
-    client.reply().await
+    gateway.ask(method, path, &headers, body).await
 }
 
 #[tokio::test]
 async fn a_request_without_a_model_gets_that_of_its_route_and_not_the_engines_first() {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     replica.lists(BASE_AND_ADAPTER);
     replica.always(wire::json(200, "{}"));
-    let mut config = config::of(&[&replica]);
     config.routes = vec![config::route("tiny", &[0]), config::route("sql", &[0])];
     config.tenants = vec![
         Tenant { routes: Some(vec!["sql".into()]), ..tenant("limited", None) },
@@ -451,25 +422,17 @@ async fn a_request_without_a_model_gets_that_of_its_route_and_not_the_engines_fi
     let before = replica.count();
     let form =
         "--B\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\nRIFF\r\n--B--\r\n";
-    let length = form.len().to_string();
-    let headers = [
-        ("authorization", "Bearer limited"),
-        ("content-type", "multipart/form-data; boundary=B"),
-        ("content-length", &*length),
-    ];
-    let mut client = gateway.client().await;
-    client.post_framed("/v1/audio/transcriptions", &headers, form.as_bytes()).await;
-    let reply = client.reply().await;
+    let headers = [("authorization", "Bearer limited"), ("content-type", FORM)];
+    let reply = gateway.post_with("/v1/audio/transcriptions", &headers, form).await;
     assert_eq!((reply.status(), &*reply.code()), (400, "missing_model"), "a form cannot be given one");
     assert_eq!(replica.count(), before);
 }
 
 #[tokio::test]
 async fn a_tenant_of_any_model_neither_sees_nor_gets_the_one_that_a_route_of_others_claims() {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     replica.lists(BASE_AND_ADAPTER);
     replica.always(wire::json(200, "{}"));
-    let mut config = config::of(&[&replica]);
     config.routes = vec![config::route("*", &[0]), config::route("tiny", &[0])];
     let any = config.routes[0].name.to_string();
     config.tenants =

@@ -74,6 +74,12 @@ impl Reply {
         self.head.header(name)
     }
 
+    /// The replica that answered with success.
+    pub fn replica(&self) -> String {
+        assert_eq!(self.status(), 200, "{}", self.text());
+        self.field("x-tokenway-replica").unwrap().to_owned()
+    }
+
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body.bytes).unwrap()
     }
@@ -118,16 +124,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         let length = body.len().to_string();
         let mut headers = headers.to_vec();
         if !body.is_empty() {
-            headers.extend([("content-type", "application/json"), ("content-length", &*length)]);
+            headers.push(("content-length", &length));
+            if !headers.iter().any(|(name, _)| *name == "content-type") {
+                headers.push(("content-type", "application/json"));
+            }
         }
         self.write(method, path, &headers, body).await;
     }
 
-    /// A POST whose body is framed by the test.
-    pub async fn post_framed(&mut self, path: &str, headers: &[(&str, &str)], body: &[u8]) {
-        self.write("POST", path, headers, body).await;
-    }
-
+    /// A request whose body is framed by the test.
     pub async fn write(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) {
         let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         let mut request = format!("{method} {path} HTTP/1.1\r\nhost: gateway\r\n{headers}\r\n").into_bytes();

@@ -53,15 +53,27 @@ pub fn of(replicas: &[&Replica]) -> Config {
     config
 }
 
-/// So many replicas, and the configuration before them, changed like this.
+/// A baseline with a canary, which has these keys beside its steps.
+pub fn with_canary(baseline: &Replica, canary: &Replica, keys: &str) -> Config {
+    let section =
+        format!("[route.canary]\npool = \"1\"\n{keys}\nsteps = [{{ weight = 10, soak = \"1h\" }}]\n");
+    let mut config = checked(&format!("{SERVER}{}{}{section}", pools(2), route_text("*", &[0])));
+    config.pools = vec![pool("default", &[baseline]), pool("new", &[canary])];
+    config
+}
+
+/// So many replicas, and the configuration before them.
+pub async fn fresh<const N: usize>() -> ([Replica; N], Config) {
+    let replicas = Replica::several().await;
+    let config = of(&replicas.each_ref());
+    (replicas, config)
+}
+
+/// The same, changed like this.
 pub async fn before<const N: usize>(change: impl FnOnce(&mut Config)) -> ([Replica; N], Config) {
-    let mut replicas = Vec::new();
-    for _ in 0..N {
-        replicas.push(Replica::start().await);
-    }
-    let mut config = of(&replicas.iter().collect::<Vec<_>>());
+    let (replicas, mut config) = fresh().await;
     change(&mut config);
-    (replicas.try_into().unwrap_or_else(|_| panic!("not {N} replicas")), config)
+    (replicas, config)
 }
 
 /// A tenant with one key.

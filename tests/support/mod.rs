@@ -33,6 +33,18 @@ use tokio_util::task::TaskTracker;
 use self::client::{Client, Reply};
 use self::replica::Replica;
 
+/// Where most requests go.
+pub const PATH: &str = "/v1/chat/completions";
+
+/// A small chat, streamed.
+pub const CHAT: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+
+/// The same in one piece.
+pub const UNARY: &str = r#"{"model":"tiny","messages":[{"role":"user","content":"hi"}]}"#;
+
+/// The content type of forms whose parts are behind `--B`.
+pub const FORM: &str = "multipart/form-data; boundary=B";
+
 /// Longer than anything here takes on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(10);
 
@@ -159,10 +171,31 @@ impl Gateway {
         self.sent(path, body).await.reply().await
     }
 
+    /// The same with an API key.
+    pub async fn post_as(&self, key: &str, path: &str, body: &str) -> Reply {
+        self.sent_as(key, path, body).await.reply().await
+    }
+
+    /// The same with these headers.
+    pub async fn post_with(&self, path: &str, headers: &[(&str, &str)], body: impl AsRef<[u8]>) -> Reply {
+        self.ask("POST", path, headers, body).await
+    }
+
     /// One request without a body.
     pub async fn call(&self, method: &str, path: &str) -> Reply {
+        self.ask(method, path, &[], "").await
+    }
+
+    /// Any request.
+    pub async fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl AsRef<[u8]>,
+    ) -> Reply {
         let mut client = self.client().await;
-        client.send(method, path, &[], b"").await;
+        client.send(method, path, headers, body.as_ref()).await;
         client.reply().await
     }
 }

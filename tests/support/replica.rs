@@ -135,6 +135,15 @@ impl Replica {
         Self::start_on(TcpListener::bind("127.0.0.1:0").await.unwrap())
     }
 
+    /// Starts so many.
+    pub async fn several<const N: usize>() -> [Self; N] {
+        let mut replicas = Vec::new();
+        for _ in 0..N {
+            replicas.push(Self::start().await);
+        }
+        replicas.try_into().unwrap_or_else(|_| panic!("not {N} replicas"))
+    }
+
     /// Starts one on a socket of the test's choice.
     pub fn start_on(listener: TcpListener) -> Self {
         let state = Arc::new(State {
@@ -164,6 +173,13 @@ impl Replica {
     pub fn next(&self, script: Vec<Step>) -> &Self {
         self.state.scripts.lock().push_back(script);
         self
+    }
+
+    /// The same once the gate is opened.
+    pub fn held(&self, script: Vec<Step>) -> Gate {
+        let gate = Gate::new();
+        self.next(wire::behind(&gate, script));
+        gate
     }
 
     /// Every inference request without an answer of its own gets this one.

@@ -1,6 +1,6 @@
 //! Bytes as an engine writes them, and the little HTTP that raw sockets need.
 
-use super::replica::Step;
+use super::replica::{Gate, Step};
 
 pub const MODELS: &str =
     r#"{"object":"list","data":[{"id":"tiny","object":"model","owned_by":"vllm","root":"/models/tiny"}]}"#;
@@ -86,6 +86,16 @@ pub fn chat_events(texts: &[&str]) -> Vec<String> {
     events.extend(texts.iter().map(|text| content(text)));
     events.extend([FINISH.to_owned(), DONE.to_owned()]);
     events
+}
+
+/// These steps once the gate is opened.
+pub fn behind(gate: &Gate, steps: Vec<Step>) -> Vec<Step> {
+    [vec![Step::Wait(gate.clone())], steps].concat()
+}
+
+/// This event, the protocol's end and the body's.
+pub fn ending(event: impl AsRef<[u8]>) -> Vec<Step> {
+    vec![self::event(event), self::event(DONE), Step::End]
 }
 
 /// A whole answer with a length.

@@ -28,12 +28,8 @@ fn fault(name: &str) -> Vec<Step> {
     }
 }
 
-pub(super) async fn four(policy: PolicyName) -> (Gateway, Vec<Replica>) {
-    let mut replicas = Vec::new();
-    for _ in 0..4 {
-        replicas.push(Replica::start().await);
-    }
-    let mut config = config::of(&replicas.iter().collect::<Vec<_>>());
+pub(super) async fn four(policy: PolicyName) -> (Gateway, [Replica; 4]) {
+    let (replicas, mut config) = config::fresh::<4>().await;
     config.routes[0].policy = policy;
     // As in a deployment: what is ejected is looked at again soon.
     config.pools[0].probe.interval = Duration::from_secs(10);
@@ -131,20 +127,14 @@ async fn what_every_replica_answers_with_nothing_is_asked_once_and_speaks_agains
 
 #[tokio::test]
 async fn a_replica_that_wants_another_key_than_ours_is_left() {
-    let mut replicas = Vec::new();
-    for _ in 0..4 {
-        replicas.push(Replica::start().await);
-    }
-    let mut config = config::of(&replicas.iter().collect::<Vec<_>>());
+    let (replicas, mut config) = config::fresh::<4>().await;
     config.tenants = vec![config::tenant("a", "key")];
     let gateway = Gateway::start(config).await;
     replicas[0].always(wire::json(401, r#"{"error":"Unauthorized"}"#));
     let mut refused = 0;
     for request in 0..60 {
-        let mut client = gateway.client().await;
         let body = CHAT.replace("hi", &format!("request {request}"));
-        client.post(PATH, &[("authorization", "Bearer key")], body.as_bytes()).await;
-        refused += usize::from(client.reply().await.status() != 200);
+        refused += usize::from(gateway.post_as("key", PATH, &body).await.status() != 200);
     }
     assert!((1..=8).contains(&refused), "{refused} of 60 refused: the client's key stays with the gateway");
     gateway.idle().await;
@@ -208,11 +198,7 @@ async fn a_model_that_one_replica_lacks_is_asked_of_another() {
 #[tokio::test]
 async fn a_trial_that_fails_is_answered_by_another_replica() {
     for name in FAULTS {
-        let mut replicas = Vec::new();
-        for _ in 0..4 {
-            replicas.push(Replica::start().await);
-        }
-        let mut config = config::of(&replicas.iter().collect::<Vec<_>>());
+        let (replicas, mut config) = config::fresh::<4>().await;
         config.routes[0].policy = PolicyName::RoundRobin;
         // Its probes are fine: it is back on trial all the time.
         config.pools[0].probe.interval = Duration::from_millis(20);
@@ -262,7 +248,7 @@ async fn homes(gateway: &Gateway, turn: usize) -> Vec<String> {
         let history = format!("{conversation} lorem ipsum ").repeat(400);
         let body = CHAT.replace("hi", &format!("{history}{}", " and then?".repeat(turn)));
         let reply = gateway.post(PATH, &body).await;
-        homes.push(reply.head.header("x-tokenway-replica").unwrap().to_owned());
+        homes.push(reply.field("x-tokenway-replica").unwrap().to_owned());
         gateway.idle().await;
     }
     homes
@@ -280,7 +266,7 @@ async fn one_request_that_fails_moves_no_conversation_from_its_cache() {
     for _ in 0..3 {
         sick.next(fault("500"));
         let reply = gateway.post(PATH, &CHAT.replace("hi", &format!("{history} divide by zero"))).await;
-        assert_eq!((reply.status(), reply.head.header("x-tokenway-replica")), (500, Some(&**home)));
+        assert_eq!((reply.status(), reply.field("x-tokenway-replica")), (500, Some(&**home)));
         gateway.idle().await;
     }
     assert_eq!(homes(&gateway, 2).await, before);
@@ -294,14 +280,13 @@ async fn a_replica_whose_tokens_are_slow_is_neither_ejected_nor_passed_over() {
     let stream = |ticks: usize| {
         let token = [vec![Step::Tick; ticks], vec![wire::event(wire::content("x"))]].concat();
         let tokens = std::iter::repeat_n(token, 480 / ticks).flatten();
-        let end = [wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
+        let end = wire::ending(wire::FINISH);
         wire::begun_then("x", tokens.chain(end))
     };
     let mut clients = Vec::new();
     for (replica, ticks) in replicas.iter().zip([120, 4, 4, 4]) {
         replica.next(stream(ticks));
-        let client = gateway.begun(PATH, CHAT).await;
-        clients.push(client);
+        clients.push(gateway.begun(PATH, CHAT).await);
     }
     for mut client in clients {
         assert!(client.rest().await.is_complete);
@@ -328,12 +313,11 @@ async fn a_full_queue_is_busy_while_streams_move_there_and_a_failure_without() {
     let (gateway, replicas) = four(PolicyName::LeastLoaded).await;
     let gate = Gate::new();
     let moving = std::iter::repeat_n([wire::event(wire::content("x")), Step::Tick], 100).flatten();
-    let end = [wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
+    let end = wire::ending(wire::FINISH);
     replicas[0].next(wire::begun_then("x", moving.chain([Step::Wait(gate.clone())]).chain(end)));
     let mut clients = Vec::new();
     while replicas[0].count() == 0 {
-        let client = gateway.begun(PATH, CHAT).await;
-        clients.push(client);
+        clients.push(gateway.begun(PATH, CHAT).await);
     }
     replicas[0].always(wire::json(503, r#"{"error":{"message":"queue is full"}}"#));
     assert_eq!(failed(&gateway, 140..200).await, 0, "another replica takes what it refuses");
@@ -360,11 +344,7 @@ async fn a_stream_that_is_answered_by_a_page_is_a_failed_attempt() {
 
 #[tokio::test]
 async fn a_prompt_that_was_answered_is_no_poison_however_many_replicas_are_restarted_under_it() {
-    let replicas = [Replica::start().await, Replica::start().await, Replica::start().await];
-    let all: Vec<&Replica> = replicas.iter().collect();
-    let mut config = config::of(&all);
-    config.pools[0].ejection.max_share = 1.0;
-    let gateway = Gateway::start(config).await;
+    let (all, gateway) = Gateway::before::<3>(|config| config.pools[0].ejection.max_share = 1.0).await;
     assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
     for replica in &all {
         replica.next(vec![Step::StopListening, Step::Reset]);
@@ -383,7 +363,7 @@ async fn a_prompt_that_was_answered_is_no_poison_however_many_replicas_are_resta
 
 #[tokio::test]
 async fn a_reload_that_renames_replicas_and_changes_limits_refuses_nothing() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
+    let [one, two] = Replica::several().await;
     let base = config::of(&[&one, &two]);
     let gateway = Gateway::start(base.clone()).await;
     for round in 0..20_usize {
@@ -401,27 +381,25 @@ async fn a_reload_that_renames_replicas_and_changes_limits_refuses_nothing() {
         gateway.app.reload(Arc::new(config)).unwrap();
         let reply = gateway.post(PATH, CHAT).await;
         assert_eq!(reply.status(), 200, "{}", reply.text());
-        let name = reply.head.header("x-tokenway-replica").unwrap();
+        let name = reply.field("x-tokenway-replica").unwrap();
         assert!(name.starts_with(&format!("gpu-{round}-")), "{name}");
-        assert_eq!(reply.head.header("x-tokenway-revision"), Some(&*format!("r{round}")));
+        assert_eq!(reply.field("x-tokenway-revision"), Some(&*format!("r{round}")));
     }
     gateway.idle().await;
 }
 
 #[tokio::test]
 async fn a_lower_limit_of_connections_is_in_force_after_a_reload() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([replica], mut config) = config::fresh().await;
     config.routes[0].timeouts.connect = Duration::from_millis(50);
     let gateway = Gateway::start(config.clone()).await;
     let gate = Gate::new();
-    let end = [wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
-    let script = wire::begun_then("x", [vec![Step::Wait(gate.clone())], end.to_vec()].concat());
+    let end = wire::ending(wire::FINISH);
+    let script = wire::begun_then("x", wire::behind(&gate, end.to_vec()));
     let mut clients = Vec::new();
     for _ in 0..3 {
         replica.next(script.clone());
-        let client = gateway.begun(PATH, CHAT).await;
-        clients.push(client);
+        clients.push(gateway.begun(PATH, CHAT).await);
     }
     config.pools[0].max_connections = NonZeroUsize::new(3).unwrap();
     gateway.app.reload(Arc::new(config.clone())).unwrap();
@@ -477,8 +455,7 @@ async fn a_replica_that_hangs_while_impatient_clients_leave_is_left_by_round_rob
 
 #[tokio::test]
 async fn a_stopped_replica_gets_no_more_requests_once_its_page_stays_away() {
-    let (stopped, other) = (Replica::start().await, Replica::start().await);
-    let mut config = config::of(&[&stopped, &other]);
+    let ([stopped, _other], mut config) = config::fresh().await;
     config.pools[0].scrape_interval = Duration::from_millis(100);
     config.pools[0].probe.timeout = Duration::from_secs(10);
     let gateway = Gateway::start(config).await;

@@ -19,10 +19,8 @@ fn of(gateway: &Gateway, replica: &Replica) -> ReplicaStatus {
 
 /// Status of the answer to a tenant's turn of a session.
 async fn turn(gateway: &Gateway, session: &str, text: &str) -> u16 {
-    let mut client = gateway.client().await;
     let headers = [("authorization", "Bearer key"), ("x-session-id", session)];
-    client.post(PATH, &headers, CHAT.replace("hi", text).as_bytes()).await;
-    client.reply().await.status()
+    gateway.post_with(PATH, &headers, CHAT.replace("hi", text)).await.status()
 }
 
 /// Asks until it is found, where it is to be; else for some seconds, in which it would have been.
@@ -42,8 +40,7 @@ async fn is_found(ask: impl AsyncFn(u32) -> bool, is_to_be: bool) -> bool {
 async fn a_request_that_engines_forbid_speaks_against_nobody_unless_the_key_is_ours() {
     let ours = || Some(Secret::new("ours"));
     for (key, status, is_left) in [(None, 403, false), (ours(), 403, true), (None, 401, true)] {
-        let (one, two) = (Replica::start().await, Replica::start().await);
-        let mut config = config::of(&[&one, &two]);
+        let ([one, two], mut config) = config::fresh().await;
         config.tenants = vec![config::tenant("a", "key")];
         config.routes[0].policy = PolicyName::Session;
         config.pools[0].engine_api_key.clone_from(&key);
@@ -127,7 +124,7 @@ async fn a_pool_that_is_full_keeps_its_replicas_and_their_shares() {
 /// Without a page nothing shows that an engine writes a long answer; a probe does.
 #[tokio::test]
 async fn a_client_that_leaves_long_answers_has_an_engine_without_a_page_probed_and_not_left() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
+    let ([one, two], mut config) = config::fresh().await;
     for replica in [&one, &two] {
         replica.show_page(None);
         replica.answers(|request| match request.text().contains("long") {
@@ -135,7 +132,6 @@ async fn a_client_that_leaves_long_answers_has_an_engine_without_a_page_probed_a
             false => wire::json(200, WHOLE),
         });
     }
-    let mut config = config::of(&[&one, &two]);
     config.routes[0].policy = PolicyName::Session;
     let gateway = Gateway::start(config).await;
     let whole = |text: &str| CHAT.replace(r#""stream":true"#, r#""stream":false"#).replace("hi", text);
@@ -146,7 +142,7 @@ async fn a_client_that_leaves_long_answers_has_an_engine_without_a_page_probed_a
     };
     let home = async |session: &str| {
         let reply = ask(session, "short").await.reply().await;
-        reply.head.header("x-tokenway-replica").unwrap().to_owned()
+        reply.field("x-tokenway-replica").unwrap().to_owned()
     };
     let theirs = home("theirs").await;
     let (busy, mut n) = (if one.name() == theirs { &one } else { &two }, 0);

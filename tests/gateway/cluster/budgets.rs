@@ -6,10 +6,10 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokenway::config::OnLoss;
 
-use super::{PATH, body, budgeted, follow_each_other, replicas, status, with_budget};
+use super::{PATH, body, budgeted, follow_each_other, status, with_budget};
 use crate::cluster_keys::state;
 use crate::support::redis::Redis;
-use crate::support::replica::{Gate, Replica, Step};
+use crate::support::replica::{Gate, Replica};
 use crate::support::{Gateway, soon, until, wire};
 
 const LIMIT: u64 = 60;
@@ -64,7 +64,7 @@ async fn follows(gateway: &Gateway, peers: f64) {
 
 #[tokio::test]
 async fn a_gateway_that_joins_lets_one_request_at_most_into_a_spent_budget() {
-    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let start = async || with_budget(&redis, &replicas, LIMIT, OnLoss::Open).await;
     let gateways = [start().await, start().await];
     follow_each_other(&gateways).await;
@@ -77,7 +77,7 @@ async fn a_gateway_that_joins_lets_one_request_at_most_into_a_spent_budget() {
 
 #[tokio::test]
 async fn a_broker_that_forgets_gives_nothing_back() {
-    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let start = async || with_budget(&redis, &replicas, LIMIT, OnLoss::Open).await;
     let gateways = [start().await, start().await];
     follow_each_other(&gateways).await;
@@ -85,9 +85,7 @@ async fn a_broker_that_forgets_gives_nothing_back() {
     let [left, gone] = gateways;
     drop(gone);
     let knows = async || {
-        let mut client = left.client().await;
-        client.post(PATH, &[("authorization", "Bearer k")], body("hi").as_bytes()).await;
-        client.reply().await.head.header("x-ratelimit-remaining-requests") == Some("0")
+        left.post_as("k", PATH, &body("hi")).await.field("x-ratelimit-remaining-requests") == Some("0")
     };
     soon("it knows", async { while !knows().await {} }).await;
     redis.ask("FLUSHALL").await.unwrap();
@@ -97,7 +95,7 @@ async fn a_broker_that_forgets_gives_nothing_back() {
 
 #[tokio::test]
 async fn a_gateway_that_joins_refuses_none_of_a_burst_that_fits() {
-    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let start = async || with_budget(&redis, &replicas, 1000, OnLoss::Open).await;
     let gateways = [start().await, start().await];
     follow_each_other(&gateways).await;
@@ -108,7 +106,7 @@ async fn a_gateway_that_joins_refuses_none_of_a_burst_that_fits() {
 
 #[tokio::test]
 async fn a_broker_that_falls_silent_holds_no_request_for_long() {
-    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let gateway = with_budget(&redis, &replicas, 1000, OnLoss::Open).await;
     until("it is connected", || gateway.sum("tokenway_cluster_connected", &[]) == 1.0).await;
     redis.ask("CLIENT PAUSE 60000 ALL").await.unwrap();
@@ -119,7 +117,7 @@ async fn a_broker_that_falls_silent_holds_no_request_for_long() {
 
 #[tokio::test]
 async fn what_a_gateway_took_before_it_lost_its_state_is_not_written_over() {
-    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let [folder, empty] = [(); 2].map(|()| TempDir::new().unwrap());
     let other = with_budget(&redis, &replicas, LIMIT, OnLoss::Open).await;
     let gateways = [other, with_state(&redis, &replicas, folder.path()).await];
@@ -144,13 +142,12 @@ async fn what_a_gateway_took_before_it_lost_its_state_is_not_written_over() {
 /// The second of two gateways would count them for the rest of the month, and so would the first when it is back.
 #[tokio::test]
 async fn what_the_last_requests_had_reserved_is_not_left_with_the_broker() {
-    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let gateway = with_budget(&redis, &replicas, LIMIT, OnLoss::Open).await;
     until("it is connected", || gateway.sum("tokenway_cluster_connected", &[]) == 1.0).await;
     let gate = Gate::new();
     for replica in &replicas {
-        let rest = [Step::Wait(gate.clone()), wire::event(wire::FINISH), wire::event(wire::DONE), Step::End];
-        replica.always(wire::begun_then("x", rest));
+        replica.always(wire::begun_then("x", wire::behind(&gate, wire::ending(wire::FINISH))));
     }
     let mut client = gateway.client().await;
     let long = body("hi").replace("\"stream\"", "\"max_tokens\":500,\"stream\"");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokenway::config::PolicyName;
 use tokenway::fleet::status::ReplicaState;
 
-use super::{PATH, body, config_of, follow_each_other, in_step, pair, replica_of, replicas};
+use super::{PATH, body, config_of, follow_each_other, in_step, pair};
 use crate::support::redis::Redis;
 use crate::support::replica::{Probes, Replica};
 use crate::support::{Gateway, until, wire};
@@ -25,11 +25,11 @@ async fn eject(gateway: &Gateway, replica: &Replica) {
 
 #[tokio::test]
 async fn a_dead_replica_is_left_by_the_gateway_that_had_no_request_for_it() {
-    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let gateways = pair(&redis, &replicas, PolicyName::RoundRobin).await;
     replicas[0].stop_listening().await;
     for _ in 0..3 {
-        replica_of(&gateways[0].post(PATH, &body("hi")).await);
+        gateways[0].post(PATH, &body("hi")).await.replica();
     }
     for gateway in &gateways {
         until("both have left it", || gateway.state_of(&replicas[0]) == ReplicaState::Unreachable).await;
@@ -42,7 +42,7 @@ async fn a_dead_replica_is_left_by_the_gateway_that_had_no_request_for_it() {
 
 #[tokio::test]
 async fn a_gateway_whose_requests_fail_takes_no_replica_from_one_that_gets_answers() {
-    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let gateways = pair(&redis, &replicas, PolicyName::RoundRobin).await;
     let asked = replicas[0].probed();
     eject(&gateways[0], &replicas[0]).await;
@@ -50,7 +50,7 @@ async fn a_gateway_whose_requests_fail_takes_no_replica_from_one_that_gets_answe
     until("the other asks the replica itself", || replicas[0].probed() > asked).await;
     // It answered: a part of the traffic comes back at once, and never was it left.
     let mut tries = 0;
-    while replica_of(&gateways[1].post(PATH, &body(&format!("{tries} ipsum"))).await) != replicas[0].name() {
+    while gateways[1].post(PATH, &body(&format!("{tries} ipsum"))).await.replica() != replicas[0].name() {
         tries += 1;
         assert!(tries < 300, "its own probe was answered");
     }
@@ -65,7 +65,7 @@ async fn a_gateway_whose_requests_fail_takes_no_replica_from_one_that_gets_answe
 
 #[tokio::test]
 async fn until_its_own_probe_is_answered_a_gateway_prefers_others_to_a_replica_that_another_left() {
-    let (redis, replicas) = (Redis::start().await, replicas().await);
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let mut config = config_of(&redis, &replicas, PolicyName::RoundRobin);
     // The doubt lasts for two of them: longer than a busy machine takes for what follows.
     config.pools[0].probe.timeout = Duration::from_secs(30);
@@ -79,7 +79,7 @@ async fn until_its_own_probe_is_answered_a_gateway_prefers_others_to_a_replica_t
     };
     until("the other has heard of it", is_doubted).await;
     for _ in 0..9 {
-        assert_ne!(replica_of(&gateways[1].post(PATH, &body("hi")).await), replicas[0].name());
+        assert_ne!(gateways[1].post(PATH, &body("hi")).await.replica(), replicas[0].name());
     }
     replicas[0].probes(Probes::Answered);
 }
@@ -97,5 +97,5 @@ async fn the_only_replica_is_used_whatever_another_gateway_found() {
     replica.probes(Probes::CompletionsUnanswered);
     eject(&gateways[0], &replica).await;
     until("it is heard of", || gateways[1].sum("tokenway_cluster_notices_total", &["received"]) > 0.0).await;
-    assert_eq!(replica_of(&gateways[1].post(PATH, &body("hi")).await), replica.name());
+    assert_eq!(gateways[1].post(PATH, &body("hi")).await.replica(), replica.name());
 }

@@ -2,8 +2,9 @@
 
 use tokenway::config::PolicyName;
 
-use super::{PATH, body, config_of, replicas};
+use super::{PATH, body, config_of};
 use crate::support::redis::Redis;
+use crate::support::replica::Replica;
 use crate::support::{Gateway, soon, until};
 
 /// Seconds to the first token of a mean prompt, by replica.
@@ -17,7 +18,7 @@ fn ttfts(gateway: &Gateway) -> Vec<Option<f64>> {
 #[tokio::test]
 async fn a_gateway_that_starts_knows_the_speeds_that_another_has_learned_and_a_lost_broker_is_written_again()
 {
-    let (mut redis, replicas) = (Redis::start().await, replicas().await);
+    let (mut redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let first = Gateway::start(config_of(&redis, &replicas, PolicyName::RoundRobin)).await;
     let learn = async {
         let mut n = 0;

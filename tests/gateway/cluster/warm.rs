@@ -6,7 +6,7 @@ use tokenway::clock::Clock;
 use tokenway::config::PolicyName;
 use tokenway::fleet::status::ReplicaState;
 
-use super::{PATH, body, config_of, follow_each_other, pair, replica_of, replicas};
+use super::{PATH, body, config_of, follow_each_other, pair};
 use crate::support::redis::Redis;
 use crate::support::replica::Replica;
 use crate::support::{Gateway, soon, until, wire};
@@ -19,7 +19,7 @@ fn page(since: Duration) -> String {
 }
 
 async fn old_replicas() -> [Replica; 3] {
-    let replicas = replicas().await;
+    let replicas = Replica::several::<3>().await;
     replicas.iter().for_each(|replica| replica.show_page(Some(&page(Duration::from_secs(3600)))));
     replicas
 }
@@ -34,7 +34,7 @@ async fn begin(gateway: &Gateway, redis: &Redis) -> Vec<String> {
     until("it is connected", || gateway.sum("tokenway_cluster_connected", &[]) == 1.0).await;
     let mut homes = Vec::new();
     for conversation in 0..12 {
-        homes.push(replica_of(&gateway.post(PATH, &body(&prompt(conversation))).await));
+        homes.push(gateway.post(PATH, &body(&prompt(conversation))).await.replica());
     }
     assert!(homes.iter().any(|home| *home != homes[0]), "conversations spread: {homes:?}");
     // Decisions are written once a second.
@@ -61,8 +61,8 @@ async fn missed(gateway: &Gateway, homes: &[String]) -> Vec<String> {
     let mut missed = Vec::new();
     for (conversation, home) in homes.iter().enumerate() {
         let reply = gateway.post(PATH, &body(&format!("{} more", prompt(conversation)))).await;
-        let decision = reply.head.header("x-tokenway-decision").unwrap();
-        if !decision.contains("reason=prefix") || replica_of(&reply) != *home {
+        let decision = reply.field("x-tokenway-decision").unwrap();
+        if !decision.contains("reason=prefix") || reply.replica() != *home {
             missed.push(format!("{conversation} of {home}: {decision}"));
         }
     }

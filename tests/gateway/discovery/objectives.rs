@@ -6,8 +6,8 @@ use tokio::sync::mpsc;
 
 use super::api_server::{ApiServer, Feed};
 use super::{PATH, event, has, inference_pool, list, of_object, pod, pods};
-use crate::admission::{QUEUE, assert_refused, chat, one_at_a_time, order, sent, taught, waiting};
-use crate::support::replica::{Gate, Replica, Step};
+use crate::admission::{QUEUE, assert_refused, chat, one_at_a_time, order, taught, waiting};
+use crate::support::replica::Replica;
 use crate::support::{Gateway, config, soon, until, wire};
 
 const KIND: &str = "/inferenceobjectives";
@@ -64,10 +64,8 @@ async fn a_tenant_s_client_names_an_objective_only_where_it_may_choose_a_priorit
         config.routes[0].client_may.priority = may;
         config.tenants = vec![config::tenant("a", "k")];
         let gateway = cluster.followed_by(config).await;
-        let mut client = gateway.client().await;
         let headers = [("authorization", "Bearer k"), ("x-gateway-inference-objective", "unknown")];
-        client.post(PATH, &headers, chat("tiny", "hi").as_bytes()).await;
-        assert_eq!(client.reply().await.status(), 200);
+        assert_eq!(gateway.post_with(PATH, &headers, chat("tiny", "hi")).await.status(), 200);
         let looked_up = gateway.sum("tokenway_unknown_objectives_total", &[]) == 1.0;
         assert_eq!(looked_up, may);
     }
@@ -90,10 +88,9 @@ async fn a_request_has_the_priority_of_the_objective_that_it_names_and_below_zer
     let gateway = cluster.followed_by(config).await;
     taught(&gateway, replica).await;
 
-    let gate = Gate::new();
-    replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["first"])].concat());
+    let gate = replica.held(wire::chat_stream(&["first"]));
     let before = replica.count();
-    let mut open = vec![sent(&gateway, &chat("tiny", "first")).await];
+    let mut open = vec![gateway.sent(PATH, &chat("tiny", "first")).await];
     replica.got(before + 1).await;
     let named = async |text: &str, header: &str, name: &str| {
         let mut client = gateway.client().await;

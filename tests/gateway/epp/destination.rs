@@ -8,7 +8,6 @@ use super::envoy::{DUPLEX, Envoy, changed, fields};
 use super::proto::{BodySendMode, HttpHeaders, Order};
 use super::{BODY, Picker, WHOLE};
 use crate::support::config;
-use crate::support::replica::Replica;
 
 #[tokio::test]
 async fn ranks_of_one_host_are_one_destination() {
@@ -39,8 +38,7 @@ async fn the_path_is_the_one_that_serve_would_send() {
         ("/llm", "/base", "/llm/v1/chat/completions", Some("/base/v1/chat/completions")),
         ("/llm", "/llm", "/llm/v1/chat/completions", None),
     ] {
-        let (one, two) = (Replica::start().await, Replica::start().await);
-        let mut config = config::of(&[&one, &two]);
+        let (_replicas, mut config) = config::fresh::<2>().await;
         config.server.root_path = root.into();
         config.pools[0].replicas.iter_mut().for_each(|replica| replica.endpoint.base_path = base.into());
         let picker = Picker::start(config).await;

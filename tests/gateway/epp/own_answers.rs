@@ -6,7 +6,6 @@ use super::envoy::{DUPLEX, Envoy, post};
 use super::proto::{BodySendMode, HttpTrailers, Order, ProtocolConfiguration, Seen};
 use super::{BODY, Picker, SSE, WHOLE};
 use crate::admission::{QUEUE, one_at_a_time, waiting};
-use crate::support::replica::Replica;
 use crate::support::{config, until, wire};
 
 const MODES: [[BodySendMode; 2]; 2] = [DUPLEX, [BodySendMode::FullDuplexStreamed, BodySendMode::Streamed]];
@@ -33,8 +32,7 @@ async fn ends(picker: &Picker, count: usize) -> Vec<Record> {
 
 #[tokio::test]
 async fn an_answer_of_envoy_to_a_request_that_waits_passes_and_ends_the_wait() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([_replica], mut config) = config::fresh().await;
     one_at_a_time(&mut config);
     config.routes[0].queue = Some(QUEUE);
     let picker = Picker::start(config).await;

@@ -63,7 +63,7 @@ impl Two {
     }
 
     async fn with(keys: Prefill) -> Self {
-        let (prefill, decode) = (Replica::start().await, Replica::start().await);
+        let [prefill, decode] = Replica::several().await;
         prefill.always(computed());
         let gateway = start(&[&prefill], &[&decode], keys).await;
         gateway.ready().await;
@@ -74,6 +74,14 @@ impl Two {
         let reply = self.gateway.post(path, body).await;
         self.gateway.idle().await;
         reply
+    }
+}
+
+/// So many requests, one after the other, are answered as if nothing were the matter.
+async fn answers(gateway: &Gateway, count: usize) {
+    for _ in 0..count {
+        assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
+        gateway.idle().await;
     }
 }
 
@@ -234,9 +242,7 @@ async fn a_response_stays_in_one_place_where_its_client_asks_for_it_to_be_stored
         assert_eq!((reply.status(), reply.text()), (200, made), "{store}");
         assert_eq!(ways(&two.gateway), [way], "{store}");
         let asked = two.prefill.count();
-        let mut client = two.gateway.client().await;
-        client.send("GET", "/v1/responses/resp_1", &[], b"").await;
-        assert_eq!(client.reply().await.text(), made, "{store}");
+        assert_eq!(two.gateway.ask("GET", "/v1/responses/resp_1", &[], "").await.text(), made, "{store}");
         assert_eq!((two.prefill.count(), two.decode.count()), (asked, 2), "{store}");
     }
 }
@@ -307,7 +313,7 @@ async fn a_prefill_replica_that_fails_costs_the_client_nothing() {
 
 #[tokio::test]
 async fn a_prefill_replica_without_the_object_is_left_alone_and_not_its_whole_pool() {
-    let (one, two, decode) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    let [one, two, decode] = Replica::several().await;
     // Whichever is asked first.
     let is_first = Arc::new(AtomicBool::new(true));
     for replica in [&one, &two] {
@@ -319,10 +325,7 @@ async fn a_prefill_replica_without_the_object_is_left_alone_and_not_its_whole_po
     }
     let gateway = start(&[&one, &two], &[&decode], keys(PrefillWhen::Always)).await;
     gateway.ready().await;
-    for _ in 0..4 {
-        assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
-        gateway.idle().await;
-    }
+    answers(&gateway, 4).await;
     let mut asked = [one.count(), two.count()];
     asked.sort_unstable();
     assert_eq!(
@@ -331,17 +334,14 @@ async fn a_prefill_replica_without_the_object_is_left_alone_and_not_its_whole_po
     );
     // And the pool once it is true of all.
     is_first.store(true, Ordering::Relaxed);
-    for _ in 0..2 {
-        assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
-        gateway.idle().await;
-    }
+    answers(&gateway, 2).await;
     assert_eq!(one.count() + two.count(), 5);
     assert_eq!(ways(&gateway), ["apart always 3", "together no_params 3"]);
 }
 
 #[tokio::test]
 async fn another_prefill_replica_is_asked_where_the_first_fails() {
-    let (one, two, decode) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    let [one, two, decode] = Replica::several().await;
     for replica in [&one, &two] {
         replica.always(computed());
     }
@@ -360,7 +360,7 @@ async fn another_prefill_replica_is_asked_where_the_first_fails() {
 
 #[tokio::test]
 async fn without_a_ready_prefill_replica_the_route_works_all_the_same() {
-    let (prefill, decode) = (Replica::start().await, Replica::start().await);
+    let [prefill, decode] = Replica::several().await;
     prefill.stop_listening().await;
     let gateway = start(&[&prefill], &[&decode], keys(PrefillWhen::Always)).await;
     assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
@@ -373,7 +373,7 @@ async fn without_a_ready_prefill_replica_the_route_works_all_the_same() {
 
 #[tokio::test]
 async fn a_prompt_that_prefill_engines_die_of_is_computed_where_it_was_answered() {
-    let (one, two, decode) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    let [one, two, decode] = Replica::several().await;
     let mut config = configured(&[&one, &two], &[&decode], keys(PrefillWhen::Always));
     config.pools[1].ejection.max_share = 1.0;
     let gateway = Gateway::start_unready(config);
@@ -398,7 +398,7 @@ async fn a_prompt_that_prefill_engines_die_of_is_computed_where_it_was_answered(
 
 #[tokio::test]
 async fn a_prefill_that_hangs_leaves_time_to_compute_it_elsewhere() {
-    let (prefill, decode) = (Replica::start().await, Replica::start().await);
+    let [prefill, decode] = Replica::several().await;
     let mut config = configured(&[&prefill], &[&decode], keys(PrefillWhen::Always));
     config.routes[0].timeouts.first_token = Duration::from_millis(600);
     let gateway = Gateway::start(config).await;
@@ -421,7 +421,7 @@ async fn a_prefill_that_hangs_leaves_time_to_compute_it_elsewhere() {
 
 #[tokio::test]
 async fn kv_that_does_not_come_leaves_time_to_compute_it_in_place() {
-    let (prefill, decode) = (Replica::start().await, Replica::start().await);
+    let [prefill, decode] = Replica::several().await;
     prefill.always(computed());
     let mut config = configured(&[&prefill], &[&decode], keys(PrefillWhen::Always));
     config.routes[0].timeouts.first_token = Duration::from_millis(600);
@@ -462,7 +462,7 @@ async fn a_lost_transfer_is_computed_in_place_and_the_pair_avoided() {
 
 #[tokio::test]
 async fn a_decoding_replica_that_hangs_is_not_asked_again_while_another_is_ready() {
-    let (prefill, one, two) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    let [prefill, one, two] = Replica::several().await;
     prefill.always(computed());
     let mut config = configured(&[&prefill], &[&one, &two], keys(PrefillWhen::Always));
     config.routes[0].timeouts.first_token = Duration::from_secs(4);
@@ -502,7 +502,7 @@ async fn what_the_engine_says_of_a_request_is_the_client_s_to_read() {
 
 #[tokio::test]
 async fn kv_that_no_replica_was_asked_to_fetch_is_fetched_and_thrown_away() {
-    let (prefill, one, two) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    let [prefill, one, two] = Replica::several().await;
     prefill.always(computed());
     let gateway = start(&[&prefill], &[&one, &two], keys(PrefillWhen::Always)).await;
     gateway.ready().await;
@@ -550,9 +550,8 @@ fn with_standbys(prefill: &Replica, decode: &[&Replica], standbys: [(&str, &Repl
 #[tokio::test]
 async fn kv_leaves_neither_the_house_nor_its_revision() {
     for is_provider_first in [true, false] {
-        let (prefill, provider, other) =
-            (Replica::start().await, Replica::start().await, Replica::start().await);
-        let (one, two) = (Replica::start().await, Replica::start().await);
+        let [prefill, provider, other] = Replica::several().await;
+        let [one, two] = Replica::several().await;
         prefill.always(computed());
         let mut standbys = [("provider", &provider), ("other", &other)];
         standbys.sort_unstable_by_key(|(name, _)| (*name == "provider") != is_provider_first);
@@ -571,7 +570,7 @@ async fn kv_leaves_neither_the_house_nor_its_revision() {
 
 #[tokio::test]
 async fn a_provider_gets_no_second_leg_once_it_is_all_that_is_left() {
-    let (prefill, provider, other) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    let [prefill, provider, other] = Replica::several().await;
     let own = Replica::start().await;
     prefill.always(computed());
     let standbys = [("provider", &provider), ("other", &other)];
@@ -594,7 +593,7 @@ async fn kv_that_no_replica_can_fetch_is_counted() {
 /// A prompt of one token waits for no queue.
 #[tokio::test]
 async fn kv_is_released_by_a_replica_that_has_prompts_to_compute() {
-    let (prefill, decode) = (Replica::start().await, Replica::start().await);
+    let [prefill, decode] = Replica::several().await;
     let mut config = configured(&[&prefill], &[&decode], keys(PrefillWhen::Always));
     config.routes[0].policy = PolicyName::Latency;
     config.routes[0].timeouts.connect = Duration::from_secs(1);
@@ -605,11 +604,11 @@ async fn kv_is_released_by_a_replica_that_has_prompts_to_compute() {
     assert_eq!(gateway.post(PATH, &in_place).await.status(), 200);
     gateway.idle().await;
     let (computes, decodes) = (Gate::new(), Gate::new());
-    prefill.next([vec![Step::Wait(computes.clone())], computed()].concat());
+    prefill.next(wire::behind(&computes, computed()));
     let mut client = gateway.sent(PATH, CHAT).await;
     prefill.got(1).await;
     // The only connection, and seconds of work.
-    decode.next([vec![Step::Wait(decodes.clone())], wire::chat_stream(&["a", "b"])].concat());
+    decode.next(wire::behind(&decodes, wire::chat_stream(&["a", "b"])));
     let mut busy = gateway.client().await;
     let long = "word ".repeat(100_000);
     busy.post(PATH, &[], in_place.replace("\"hi\"", &format!("\"{long}\"")).as_bytes()).await;
@@ -675,7 +674,7 @@ async fn a_client_that_leaves_while_its_prompt_is_computed_stops_that() {
 
 #[tokio::test]
 async fn a_decoding_replica_that_dies_is_replaced_after_both_legs_again() {
-    let (prefill, one, two) = (Replica::start().await, Replica::start().await, Replica::start().await);
+    let [prefill, one, two] = Replica::several().await;
     prefill.always(computed());
     let gateway = start(&[&prefill], &[&one, &two], keys(PrefillWhen::Always)).await;
     gateway.ready().await;
@@ -704,12 +703,9 @@ async fn an_error_of_the_request_in_a_stream_is_no_word_on_its_transfer() {
 #[tokio::test]
 async fn turns_pass_only_with_requests_that_are_placed() {
     for policy in [PolicyName::RoundRobin, PolicyName::LeastLoaded] {
-        let (prefill, decode) = (Replica::start().await, replicas(3).await);
+        let (prefill, decode) = (Replica::start().await, Replica::several::<3>().await);
         let gateway = always_apart(&prefill, &decode, policy).await;
-        for _ in 0..9 {
-            assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
-            gateway.idle().await;
-        }
+        answers(&gateway, 9).await;
         let counts: Vec<_> = decode.iter().map(Replica::count).collect();
         assert_eq!((counts, prefill.count()), (vec![3, 3, 3], 9), "{policy:?}");
     }
@@ -718,13 +714,10 @@ async fn turns_pass_only_with_requests_that_are_placed() {
 #[tokio::test]
 async fn a_pair_whose_transfer_failed_is_avoided_by_policies_without_prices() {
     for policy in [PolicyName::RoundRobin, PolicyName::LeastLoaded] {
-        let (prefill, decode) = (Replica::start().await, replicas(2).await);
+        let (prefill, decode) = (Replica::start().await, Replica::several::<2>().await);
         let gateway = always_apart(&prefill, &decode, policy).await;
         decode[0].next(wire::stream([wire::ROLE, wire::ENGINE_ERROR, wire::DONE]));
-        for _ in 0..8 {
-            assert_eq!(gateway.post(PATH, CHAT).await.text(), clean());
-            gateway.idle().await;
-        }
+        answers(&gateway, 8).await;
         let fetched = |replica: &Replica| {
             replica.received().iter().filter(|one| one.text().contains("do_remote_prefill")).count()
         };
@@ -739,14 +732,6 @@ async fn always_apart(prefill: &Replica, decode: &[Replica], policy: PolicyName)
     let mut config = configured(&[prefill], &decode, keys(PrefillWhen::Always));
     config.routes[0].policy = policy;
     Gateway::start(config).await
-}
-
-async fn replicas(n: usize) -> Vec<Replica> {
-    let mut all = Vec::new();
-    for _ in 0..n {
-        all.push(Replica::start().await);
-    }
-    all
 }
 
 fn at_once() -> Prefill {
@@ -765,8 +750,8 @@ fn moved() -> Vec<Step> {
 async fn engines_of_sglang_are_asked_at_once_and_meet_in_one_room() {
     let two = Two::with(at_once()).await;
     let (first, second) = (Gate::new(), Gate::new());
-    two.prefill.next([vec![Step::Wait(first.clone())], moved()].concat());
-    two.decode.next([vec![Step::Wait(second.clone())], wire::chat_stream(&["a", "b"])].concat());
+    two.prefill.next(wire::behind(&first, moved()));
+    two.decode.next(wire::behind(&second, wire::chat_stream(&["a", "b"])));
     let mut client = two.gateway.sent(PATH, CHAT).await;
     two.prefill.got(1).await;
     two.decode.got(1).await;
@@ -792,8 +777,7 @@ async fn engines_of_sglang_are_asked_at_once_and_meet_in_one_room() {
 #[tokio::test]
 async fn a_prefill_engine_of_sglang_that_answers_last_has_computed_its_prompt() {
     let two = Two::with(at_once()).await;
-    let gate = Gate::new();
-    two.prefill.next([vec![Step::Wait(gate.clone())], moved()].concat());
+    let gate = two.prefill.held(moved());
     assert_eq!(two.gateway.post(PATH, CHAT).await.text(), clean());
     until("the record is closed", || !ways(&two.gateway).is_empty()).await;
     gate.cancel();
@@ -809,8 +793,7 @@ async fn a_prefill_engine_of_sglang_that_fails_takes_its_decoding_leg_along() {
         ("400", wire::json(400, r#"{"error":{"message":"no"}}"#), "prefill_refused"),
     ] {
         let two = Two::with(at_once()).await;
-        let gate = Gate::new();
-        two.prefill.next([vec![Step::Wait(gate.clone())], script].concat());
+        let gate = two.prefill.held(script);
         two.decode.next(vec![Step::Hang]).next(wire::chat_stream(&["a", "b"]));
         let mut client = two.gateway.sent(PATH, CHAT).await;
         two.decode.got(1).await;

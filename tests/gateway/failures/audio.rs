@@ -7,7 +7,7 @@ use tokenway::config::Config;
 use super::Pair;
 use crate::support::client::Reply;
 use crate::support::replica::{Replica, Step};
-use crate::support::{Gateway, config, wire};
+use crate::support::{FORM, Gateway, config, wire};
 
 const PATH: &str = "/v1/audio/transcriptions";
 const SHORT: Duration = Duration::from_millis(300);
@@ -48,11 +48,7 @@ async fn post_as(gateway: &Gateway, path: &str, stream: &str) -> Reply {
     let file =
         "--B\r\ncontent-disposition: form-data; name=\"file\"; filename=\"stream\"\r\n\r\nRIFF\u{0}\r\n";
     let form = format!("{file}{}{}--B--\r\n", field("model", "tiny"), field("stream", stream));
-    let length = form.len().to_string();
-    let headers = [("content-type", "multipart/form-data; boundary=B"), ("content-length", &*length)];
-    let mut client = gateway.client().await;
-    client.post_framed(path, &headers, form.as_bytes()).await;
-    let reply = client.reply().await;
+    let reply = gateway.post_with(path, &[("content-type", FORM)], form).await;
     gateway.idle().await;
     reply
 }
@@ -81,7 +77,7 @@ async fn a_transcription_that_fails_before_its_first_text_is_retried_elsewhere_a
         let reply = post(&pair.gateway).await;
         assert_eq!(pair.bad.count(), 1, "{name}");
         assert_eq!((reply.status(), reply.text()), (200, &*events().concat()), "{name}");
-        assert_eq!(reply.head.header("x-tokenway-replica"), Some(&*pair.good.name()), "{name}");
+        assert_eq!(reply.field("x-tokenway-replica"), Some(&*pair.good.name()), "{name}");
     }
 }
 
@@ -130,7 +126,7 @@ async fn the_first_text_and_the_tokens_of_a_transcription_are_counted() {
         let reply = post_as(&gateway, path, stream).await;
         assert!(reply.body.is_complete);
         assert_eq!(reply.text(), events().concat());
-        assert!(reply.head.header("server-timing").unwrap().contains("first_token;dur="));
+        assert!(reply.field("server-timing").unwrap().contains("first_token;dur="));
     }
     let tokens = |kind: &str| gateway.sum("tokenway_tenant_tokens_total", &[&format!("kind=\"{kind}\"")]);
     assert_eq!((tokens("input"), tokens("output")), (60.0, 14.0));
@@ -166,11 +162,7 @@ async fn a_replica_that_fails_every_upload_is_left() {
             "--B\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\ntiny\r\n\
              --B\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\nRIFF{n}\r\n--B--\r\n"
         );
-        let length = form.len().to_string();
-        let headers = [("content-type", "multipart/form-data; boundary=B"), ("content-length", &*length)];
-        let mut client = pair.gateway.client().await;
-        client.post_framed(PATH, &headers, form.as_bytes()).await;
-        client.reply().await.status()
+        pair.gateway.post_with(PATH, &[("content-type", FORM)], form).await.status()
     };
     pair.good.always(text.clone());
     pair.bad.always(text);
@@ -189,7 +181,7 @@ async fn a_replica_that_fails_every_upload_is_left() {
 async fn a_page_is_no_transcription() {
     let page = vec![Step::Raw(wire::whole(200, "text/html", "<h1>It works!</h1>"))];
     let text = vec![Step::Raw(wire::whole(200, "text/plain", "WEBVTT"))];
-    let (one, two) = (Replica::start().await, Replica::start().await);
+    let [one, two] = Replica::several().await;
     one.always(page);
     two.always(text);
     let gateway = Gateway::start(config::of(&[&one, &two])).await;

@@ -35,7 +35,7 @@ async fn the_second_replica_answers_where_the_first_says_nothing() {
     let before = first_tokens(&pair.gateway, &pair.good.name());
     let reply = pair.post(CHAT).await;
     assert_eq!((reply.status(), reply.text(), reply.body.is_complete), (200, &*clean(), true));
-    assert_eq!(reply.head.header("x-tokenway-replica"), Some(&*pair.good.name()));
+    assert_eq!(reply.field("x-tokenway-replica"), Some(&*pair.good.name()));
     pair.bad.abandoned(1).await;
     assert_eq!(hedges(&pair.gateway), [1, 0, 0]);
     assert_eq!(first_tokens(&pair.gateway, &pair.good.name()), before, "the other's silence would be in it");
@@ -45,10 +45,8 @@ async fn the_second_replica_answers_where_the_first_says_nothing() {
 
 #[tokio::test]
 async fn the_first_replica_answers_where_it_speaks_first_all_the_same() {
-    let gate = Gate::new();
-    let mut script = vec![wire::sse_head(), Step::Wait(gate.clone())];
-    script.extend(wire::chat_events(&["a", "b"]).iter().map(wire::event));
-    script.push(Step::End);
+    let (gate, mut script) = (Gate::new(), wire::chat_stream(&["a", "b"]));
+    script.insert(1, Step::Wait(gate.clone()));
     let pair = pair(1.0, script).await;
     pair.good.next(silent());
     let mut client = pair.gateway.sent(PATH, CHAT).await;
@@ -56,7 +54,7 @@ async fn the_first_replica_answers_where_it_speaks_first_all_the_same() {
     gate.cancel();
     let reply = client.reply().await;
     assert_eq!((reply.text(), reply.body.is_complete), (&*clean(), true));
-    assert_eq!(reply.head.header("x-tokenway-replica"), Some(&*pair.bad.name()));
+    assert_eq!(reply.field("x-tokenway-replica"), Some(&*pair.bad.name()));
     pair.good.abandoned(1).await;
     pair.gateway.idle().await;
     assert_eq!(hedges(&pair.gateway), [0, 1, 0]);
@@ -73,10 +71,8 @@ async fn an_instant_refusal_of_the_second_replica_is_no_answer() {
         wire::stream([wire::ENGINE_ERROR, wire::DONE]),
         vec![Step::Close],
     ] {
-        let gate = Gate::new();
-        let mut script = vec![wire::sse_head(), Step::Wait(gate.clone())];
-        script.extend(wire::chat_events(&["a", "b"]).iter().map(wire::event));
-        script.push(Step::End);
+        let (gate, mut script) = (Gate::new(), wire::chat_stream(&["a", "b"]));
+        script.insert(1, Step::Wait(gate.clone()));
         let pair = pair(1.0, script).await;
         pair.good.next(refusal);
         let mut client = pair.gateway.sent(PATH, CHAT).await;

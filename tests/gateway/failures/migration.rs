@@ -55,17 +55,11 @@ async fn a_broken_stream_goes_on_at_another_replica_and_the_client_does_not_lear
         ("reset", vec![Step::Tick, Step::Reset]),
         ("ended in order, but without its end", vec![Step::End]),
         ("closed inside an event", vec![half(&wire::content("!")), Step::Close]),
-        ("engine died", vec![wire::event(wire::ENGINE_DEAD), wire::event(wire::DONE), Step::End]),
-        ("engine failed", vec![wire::event(wire::ENGINE_ERROR), wire::event(wire::DONE), Step::End]),
-        (
-            "engine failed, in its old form",
-            vec![wire::event(wire::FLAT_ERROR), wire::event(wire::DONE), Step::End],
-        ),
-        ("engine shut down", vec![wire::event(wire::ABORTED), wire::event(wire::DONE), Step::End]),
-        (
-            "engine shut down, with text that it held back",
-            vec![wire::event(late_text), wire::event(wire::DONE), Step::End],
-        ),
+        ("engine died", wire::ending(wire::ENGINE_DEAD)),
+        ("engine failed", wire::ending(wire::ENGINE_ERROR)),
+        ("engine failed, in its old form", wire::ending(wire::FLAT_ERROR)),
+        ("engine shut down", wire::ending(wire::ABORTED)),
+        ("engine shut down, with text that it held back", wire::ending(late_text)),
         ("silent, and its process gone", vec![Step::StopListening, Step::Hang]),
     ];
     for (name, then) in cases {
@@ -89,13 +83,12 @@ async fn a_broken_stream_goes_on_at_another_replica_and_the_client_does_not_lear
 /// As DeepSeek's in vLLM: as many tokens with `continue_final_message` as without.
 #[tokio::test]
 async fn a_chat_is_not_continued_behind_a_message_that_the_engine_ends() {
-    let replicas = [Replica::start().await, Replica::start().await];
+    let (replicas, mut config) = config::fresh::<2>().await;
     let ended = r#"{"count":9,"choices":[{"index":0,"text":"a","finish_reason":"length"}]}"#;
     for replica in &replicas {
         replica.probes(Probes::Says("application/json", ended));
         replica.next([wire::begun_then("he", []), vec![Step::Close]].concat());
     }
-    let mut config = config::of(&replicas.each_ref());
     config.routes[0].migrate = true;
     let gateway = Gateway::start(config).await;
     let reply = gateway.post(PATH, CHAT).await;
@@ -121,8 +114,7 @@ async fn the_gaps_of_a_broken_stream_are_those_of_the_replica_that_broke_it() {
 
 #[tokio::test]
 async fn a_stream_that_was_cut_behind_its_finish_reason_ends_without_another_replica() {
-    for then in [vec![Step::Close], vec![wire::event(wire::ENGINE_DEAD), wire::event(wire::DONE), Step::End]]
-    {
+    for then in [vec![Step::Close], wire::ending(wire::ENGINE_DEAD)] {
         let pair = pair(wire::begun_then("x", [vec![wire::event(wire::FINISH)], then].concat())).await;
         let reply = pair.post(CHAT).await;
         assert_eq!((reply.text(), reply.body.is_complete), (&*whole(&["x"]), true));

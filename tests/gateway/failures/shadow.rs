@@ -1,7 +1,5 @@
 //! Copies of requests for a canary at its shadow step: whatever becomes of them, clients notice nothing.
 
-use tokenway::config::WeightedPool;
-use tokenway::config::check::check_str;
 use tokenway::fleet::status::ReplicaState;
 
 use super::{CHAT, PATH, clean};
@@ -17,18 +15,9 @@ struct Shadowed {
 
 impl Shadowed {
     async fn start(shadow: &str) -> Self {
-        let (baseline, canary) = (Replica::start().await, Replica::start().await);
-        let text = format!(
-            "[[pool]]\nname = \"old\"\nreplicas = [\"http://127.0.0.1:1\"]\n[[pool]]\nname = \"new\"\n\
-             replicas = [\"http://127.0.0.1:2\"]\n[[route]]\nmodel = \"m\"\npools = [\"old\"]\n[route.canary]\npool = \"new\"\n\
-             shadow = {{ weight = 100, soak = \"1h\"{shadow} }}\nsteps = [{{ weight = 10, soak = \"1h\" }}]\n"
-        );
-        let checked = check_str("f.toml", &text, &|_| None).unwrap();
-        let mut config = config::of(&[&baseline]);
-        config.pools.push(config::pool("new", &[&canary]));
-        config.routes[0].canary.clone_from(&checked.routes[0].canary);
-        config.routes[0].pools.push(WeightedPool { pool: 1, weight: 0 });
-        let gateway = Gateway::start(config).await;
+        let [baseline, canary] = Replica::several().await;
+        let shadow = format!("shadow = {{ weight = 100, soak = \"1h\"{shadow} }}");
+        let gateway = Gateway::start(config::with_canary(&baseline, &canary, &shadow)).await;
         let this = Self { baseline, canary, gateway };
         this.copy(10_000);
         this
@@ -53,12 +42,11 @@ impl Shadowed {
 async fn the_canary_gets_a_copy_under_its_own_id_and_trace_and_the_client_the_baseline_s_answer() {
     let shadowed = Shadowed::start("").await;
     shadowed.canary.always(wire::chat_stream(&["quite", "another"]));
-    let mut client = shadowed.gateway.client().await;
     let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-    client.post(PATH, &[("x-request-id", "mine"), ("traceparent", trace)], CHAT.as_bytes()).await;
-    let reply = client.reply().await;
+    let reply =
+        shadowed.gateway.post_with(PATH, &[("x-request-id", "mine"), ("traceparent", trace)], CHAT).await;
     assert_eq!((reply.status(), reply.text(), reply.body.is_complete), (200, &*clean(), true));
-    assert_eq!(reply.head.header("x-request-id"), Some("mine"));
+    assert_eq!(reply.field("x-request-id"), Some("mine"));
     shadowed.copied("ok", 1).await;
     let (original, copy) = (shadowed.baseline.only(), shadowed.canary.only());
     assert_eq!((copy.line(), copy.text()), (original.line(), original.text()));
@@ -109,7 +97,7 @@ async fn whatever_the_canary_does_with_its_copy_the_client_s_answer_is_the_same(
         shadowed.canary.next(script);
         let reply = shadowed.gateway.post(PATH, CHAT).await;
         assert_eq!((reply.status(), reply.text(), reply.body.is_complete), (200, &*clean(), true));
-        assert_eq!(reply.head.header("x-tokenway-replica"), Some(&*shadowed.baseline.name()));
+        assert_eq!(reply.field("x-tokenway-replica"), Some(&*shadowed.baseline.name()));
         shadowed.copied("failed", done).await;
         assert_eq!(
             shadowed.gateway.state_of(&shadowed.canary),

@@ -13,9 +13,7 @@ fn bare(status_line: &str, headers: &str) -> Vec<Step> {
 }
 
 async fn call(gateway: &Gateway, method: &str, path: &str, body: &str) -> Reply {
-    let mut client = gateway.client().await;
-    client.send(method, path, &[], body.as_bytes()).await;
-    let reply = client.reply().await;
+    let reply = gateway.ask(method, path, &[], body).await;
     gateway.idle().await;
     reply
 }
@@ -79,9 +77,7 @@ async fn a_handshake_that_is_answered_without_one_is_counted_as_failed() {
     for (status, outcome) in [(302, "failed"), (200, "failed"), (404, "client_error")] {
         replica.next(wire::json(status, "{}"));
         let before = counted(&gateway, outcome);
-        let mut client = gateway.client().await;
-        client.send("GET", "/v1/realtime?model=tiny", &upgrade, b"").await;
-        let reply = client.reply().await;
+        let reply = gateway.ask("GET", "/v1/realtime?model=tiny", &upgrade, b"").await;
         gateway.idle().await;
         assert_eq!((reply.status(), reply.text()), (status, "{}"));
         assert_eq!(counted(&gateway, outcome), before.map(|count| count + 1.0), "{status}");

@@ -6,22 +6,15 @@ use std::time::Duration;
 
 use tokenway::config::{ProbeKind, Tenant};
 
-use crate::admission::{chat, one_at_a_time, sent, taught, waiting};
-use crate::support::client::{Client, Reply};
+use crate::admission::{chat, one_at_a_time, taught, waiting};
+use crate::support::client::Client;
 use crate::support::replica::{Gate, Probes, Received, Replica, Step};
-use crate::support::{Gateway, config, until, wire};
+use crate::support::{FORM, Gateway, PATH, config, until, wire};
 
-const CHAT: &str = "/v1/chat/completions";
 const KEYED: [(&str, &str); 1] = [("authorization", "Bearer ka")];
 
 fn tenants() -> Vec<Tenant> {
     vec![config::tenant("a", "ka"), config::tenant("b", "kb")]
-}
-
-async fn call(gateway: &Gateway, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
-    let mut client = gateway.client().await;
-    client.send(method, path, headers, body).await;
-    client.reply().await
 }
 
 #[tokio::test]
@@ -33,17 +26,17 @@ async fn every_listed_path_reaches_an_engine_and_no_other_does() {
         "/generative_scoring", "/detokenize", "/tokenizer_info", "/v1/audio/transcriptions",
         "/v1/audio/translations",
     ] {
-        let reply = call(&gateway, "POST", path, &[], br#"{"model":"tiny"}"#).await;
+        let reply = gateway.ask("POST", path, &[], br#"{"model":"tiny"}"#).await;
         assert_eq!((reply.status(), reply.text()), (200, "{\"ok\" : 1}"), "{path}");
-        let reply = call(&gateway, "DELETE", path, &[], b"").await;
+        let reply = gateway.ask("DELETE", path, &[], b"").await;
         assert_eq!((reply.status(), &*reply.code()), (405, "method_not_allowed"));
-        assert_eq!(reply.head.header("allow"), Some("GET, HEAD, OPTIONS, POST"), "{path}");
+        assert_eq!(reply.field("allow"), Some("GET, HEAD, OPTIONS, POST"), "{path}");
     }
     let relayed = replica.count();
     for path in
         ["/v1/classify", "/sleep", "/v1/load_lora_adapter", "/v1/responses/", "/metrics", "/v1/things/1"]
     {
-        assert_eq!(call(&gateway, "POST", path, &[], b"").await.status(), 404, "{path}");
+        assert_eq!(gateway.ask("POST", path, &[], b"").await.status(), 404, "{path}");
     }
     assert_eq!(replica.count(), relayed);
     gateway.idle().await;
@@ -51,23 +44,22 @@ async fn every_listed_path_reaches_an_engine_and_no_other_does() {
 
 #[tokio::test]
 async fn extra_paths_take_names_and_are_opaque_but_for_their_model() {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     replica.always(wire::json(200, "{}"));
-    let mut config = config::of(&[&replica]);
     config.routes = vec![config::route("tiny", &[0]), config::route("alias", &[0])];
     config.routes[1].upstream_model = Some("tiny".into());
     config.server.extra_paths = vec!["/v1/things/{id}".into()];
     let gateway = Gateway::start(config).await;
     let body = br#"{"stream":1,"stream":"2","model":"alias","messages":7}"#;
-    assert_eq!(call(&gateway, "POST", "/v1/things/a?x=1", &[], body).await.status(), 200);
+    assert_eq!(gateway.ask("POST", "/v1/things/a?x=1", &[], body).await.status(), 200);
     assert_eq!(replica.only().line(), "POST /v1/things/a?x=1 HTTP/1.1");
     assert_eq!(replica.only().text(), r#"{"stream":1,"stream":"2","model":"tiny","messages":7}"#);
-    let twice = call(&gateway, "POST", "/v1/things/a", &[], br#"{"model":"a","model":"b"}"#).await;
+    let twice = gateway.ask("POST", "/v1/things/a", &[], br#"{"model":"a","model":"b"}"#).await;
     assert_eq!((twice.status(), &*twice.code()), (400, "invalid_request"));
     for path in
         ["/v1/things", "/v1/things/..", "/v1/things/%2e%2e", "/v1/things/..%2Fsleep", "/v1/things/a/b"]
     {
-        assert_eq!(call(&gateway, "POST", path, &[], b"").await.status(), 404, "{path}");
+        assert_eq!(gateway.ask("POST", path, &[], b"").await.status(), 404, "{path}");
     }
     assert_eq!(replica.count(), 1);
 }
@@ -81,7 +73,7 @@ async fn what_may_not_be_repeated_takes_no_connection_that_the_engine_may_be_abo
     config.pools[0].max_connections = NonZeroUsize::new(2).unwrap();
     let gateway = Gateway::start(config).await;
     for count in 1..=6 {
-        assert_eq!(call(&gateway, "POST", "/v1/things", &[], b"{}").await.status(), 200);
+        assert_eq!(gateway.ask("POST", "/v1/things", &[], b"{}").await.status(), 200);
         gateway.idle().await;
         assert_eq!(replica.connections(), count);
     }
@@ -109,14 +101,14 @@ async fn a_stream_that_we_do_not_understand_is_relayed_from_its_head_on() {
         assert!(rest.is_complete && rest.bytes == b"data: 2\n\n");
     }
     replica.next(vec![wire::sse_head(), wire::event("data: 1\n\n"), Step::Close]);
-    let cut = call(&gateway, "POST", "/v1/custom", &[], b"").await;
+    let cut = gateway.ask("POST", "/v1/custom", &[], b"").await;
     assert!(!cut.body.is_complete, "an answer that broke off does not look complete");
     gateway.idle().await;
 }
 
 #[tokio::test]
 async fn models_are_the_engines_own_objects_with_base_models_first() {
-    let (one, two) = (Replica::start().await, Replica::start().await);
+    let [one, two] = Replica::several().await;
     let sql = r#"{"id":"sql","object":"model", "parent":"zeta"}"#;
     let zeta = r#"{"id":"zeta","object":"model","created":7,"root":"/m/zeta","parent":null,"permission":[{"id":"p1"}]}"#;
     let alpha = r#"{"id":"alpha","max_model_len":9}"#;
@@ -152,55 +144,49 @@ async fn an_engine_with_a_key_lists_its_models_to_who_has_it() {
     config.pools[0].probe.kind = ProbeKind::Auto;
     let gateway = Gateway::start(config).await;
     let keyed = [("authorization", "Bearer sk-engine")];
-    let list = call(&gateway, "GET", "/v1/models", &keyed, b"").await;
+    let list = gateway.ask("GET", "/v1/models", &keyed, b"").await;
     assert_eq!((list.status(), list.text()), (200, LIST));
-    assert_eq!(call(&gateway, "GET", "/v1/models", &[], b"").await.status(), 401);
-    assert_eq!(call(&gateway, "DELETE", "/v1/models", &keyed, b"").await.status(), 405);
+    assert_eq!(gateway.ask("GET", "/v1/models", &[], b"").await.status(), 401);
+    assert_eq!(gateway.ask("DELETE", "/v1/models", &keyed, b"").await.status(), 405);
     assert_eq!(replica.received()[0].line(), "GET /v1/models HTTP/1.1");
     assert_eq!(replica.count(), 2);
 }
 
 #[tokio::test]
 async fn a_trusted_header_counts_on_every_path_and_a_preflight_needs_no_key() {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     replica.always(wire::json(200, "{}"));
-    let mut config = config::of(&[&replica]);
     config.tenants = tenants();
     config.server.trust_headers = vec!["x-tenant".parse().unwrap()];
     let gateway = Gateway::start(config).await;
     for path in ["/v1/models", "/v1/models/tiny", "/tokenizer_info"] {
-        assert_eq!(call(&gateway, "GET", path, &[("x-tenant", "a")], b"").await.status(), 200, "{path}");
-        assert_eq!(call(&gateway, "GET", path, &[("x-tenant", "nobody")], b"").await.status(), 401, "{path}");
-        assert_eq!(call(&gateway, "GET", path, &KEYED, b"").await.status(), 200, "{path}");
-        assert_eq!(call(&gateway, "GET", path, &[], b"").await.status(), 401, "{path}");
+        assert_eq!(gateway.ask("GET", path, &[("x-tenant", "a")], b"").await.status(), 200, "{path}");
+        assert_eq!(gateway.ask("GET", path, &[("x-tenant", "nobody")], b"").await.status(), 401, "{path}");
+        assert_eq!(gateway.ask("GET", path, &KEYED, b"").await.status(), 200, "{path}");
+        assert_eq!(gateway.ask("GET", path, &[], b"").await.status(), 401, "{path}");
         for twice in [[("x-tenant", "b"), ("x-tenant", "a")], [("x-tenant", "a"), ("x-tenant", "a")]] {
-            let reply = call(&gateway, "GET", path, &twice, b"").await;
+            let reply = gateway.ask("GET", path, &twice, b"").await;
             assert_eq!((reply.status(), &*reply.code()), (401, "invalid_api_key"), "{path} {twice:?}");
         }
     }
     let preflight = [("origin", "https://app.example"), ("access-control-request-method", "POST")];
     let allowed = "HTTP/1.1 200 OK\r\naccess-control-allow-origin: *\r\ncontent-length: 2\r\n\r\nOK";
-    for path in [CHAT, "/v1/models"] {
+    for path in [PATH, "/v1/models"] {
         let before = replica.count();
         replica.next(vec![Step::Raw(allowed.into())]);
-        let reply = call(&gateway, "OPTIONS", path, &preflight, b"").await;
+        let reply = gateway.ask("OPTIONS", path, &preflight, b"").await;
         assert_eq!((reply.status(), reply.text()), (200, "OK"), "{path}");
-        assert_eq!(
-            reply.head.header("access-control-allow-origin"),
-            Some("*"),
-            "what the engine says passes"
-        );
+        assert_eq!(reply.field("access-control-allow-origin"), Some("*"), "what the engine says passes");
         assert_eq!(replica.received()[before].line(), format!("OPTIONS {path} HTTP/1.1"));
     }
-    assert_eq!(call(&gateway, "OPTIONS", CHAT, &[], b"").await.status(), 401, "no preflight, no exception");
+    assert_eq!(gateway.ask("OPTIONS", PATH, &[], b"").await.status(), 401, "no preflight, no exception");
 }
 
 #[tokio::test]
 async fn preflights_reach_an_engine_seldom_and_without_what_is_not_their_question() {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     let allowed = "HTTP/1.1 200 OK\r\naccess-control-allow-origin: *\r\nvary: Origin\r\nset-cookie: lb=1\r\ncontent-length: 2\r\n\r\nOK";
     replica.always(vec![Step::Raw(allowed.into())]);
-    let mut config = config::of(&[&replica]);
     config.tenants = tenants();
     let gateway = Gateway::start(config).await;
     let ask = async |path: &str, origin: &str| {
@@ -212,15 +198,15 @@ async fn preflights_reach_an_engine_seldom_and_without_what_is_not_their_questio
             ("authorization", "Bearer stolen"),
             ("x-custom", "1"),
         ];
-        call(&gateway, "OPTIONS", path, &headers, b"").await
+        gateway.ask("OPTIONS", path, &headers, b"").await
     };
     for n in 0..20 {
-        let reply = ask(CHAT, "https://app.example").await;
+        let reply = ask(PATH, "https://app.example").await;
         assert_eq!((reply.status(), reply.text()), (200, "OK"));
-        assert_eq!(reply.head.header("access-control-allow-origin"), Some("*"));
-        assert_eq!(reply.head.header("vary"), Some("Origin"));
-        assert!(reply.head.header("x-request-id").is_some());
-        assert_eq!(reply.head.header("set-cookie").is_some(), n == 0, "of the client that the engine saw");
+        assert_eq!(reply.field("access-control-allow-origin"), Some("*"));
+        assert_eq!(reply.field("vary"), Some("Origin"));
+        assert!(reply.field("x-request-id").is_some());
+        assert_eq!(reply.field("set-cookie").is_some(), n == 0, "of the client that the engine saw");
     }
     let sent = replica.only();
     assert_eq!(sent.header("origin"), Some("https://app.example"));
@@ -234,7 +220,7 @@ async fn preflights_reach_an_engine_seldom_and_without_what_is_not_their_questio
         refused += u32::from(reply.status() == 429 && reply.code() == "preflights");
     }
     assert!(refused >= 100 && replica.count() <= 101, "{refused} refused, {} sent", replica.count());
-    assert_eq!(ask(CHAT, "https://app.example").await.status(), 200, "a flood takes no answer that is used");
+    assert_eq!(ask(PATH, "https://app.example").await.status(), 200, "a flood takes no answer that is used");
     assert_eq!(ask("/nowhere", "https://app.example").await.status(), 404);
     gateway.idle().await;
 }
@@ -242,32 +228,30 @@ async fn preflights_reach_an_engine_seldom_and_without_what_is_not_their_questio
 #[tokio::test]
 async fn a_replica_s_redirect_to_itself_leads_tenants_through_the_gateway() {
     for (has_tenants, elsewhere) in [(false, false), (true, false), (true, true)] {
-        let replica = Replica::start().await;
+        let ([replica], mut config) = config::fresh().await;
         let host =
             if elsewhere { "http://example.com".to_owned() } else { format!("http://{}", replica.name()) };
         let moved = format!(
             "HTTP/1.1 307 Temporary Redirect\r\nlocation: {host}/v1/embeddings/\r\ncontent-length: 0\r\n\r\n"
         );
         replica.always(vec![Step::Raw(moved.into())]);
-        let mut config = config::of(&[&replica]);
         config.server.root_path = "/llm".into();
         config.tenants = if has_tenants { tenants() } else { Vec::new() };
         let gateway = Gateway::start(config).await;
         let key = [("authorization", "Bearer ka"), ("content-type", "application/json")];
         let body = br#"{"model":"tiny","input":"hi"}"#;
-        let reply = call(&gateway, "POST", "/v1/embeddings", &key, body).await;
+        let reply = gateway.ask("POST", "/v1/embeddings", &key, body).await;
         let shown = if has_tenants && !elsewhere { "/llm".to_owned() } else { host };
         let location = format!("{shown}/v1/embeddings/");
-        assert_eq!((reply.status(), reply.head.header("location")), (307, Some(&*location)));
+        assert_eq!((reply.status(), reply.field("location")), (307, Some(&*location)));
     }
 }
 
 #[tokio::test]
 async fn configured_origins_are_answered_and_marked_by_the_gateway() {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     let marked = "HTTP/1.1 200 OK\r\naccess-control-allow-origin: *\r\ncontent-length: 2\r\n\r\n{}";
     replica.always(vec![Step::Raw(marked.into())]);
-    let mut config = config::of(&[&replica]);
     config.tenants = tenants();
     config.server.cors_origins = Some(vec!["https://app.example".parse().unwrap()]);
     let gateway = Gateway::start(config).await;
@@ -277,40 +261,35 @@ async fn configured_origins_are_answered_and_marked_by_the_gateway() {
         ("access-control-request-method", "POST"),
         ("access-control-request-headers", "authorization"),
     ];
-    let preflight = call(&gateway, "OPTIONS", CHAT, &asks, b"").await;
+    let preflight = gateway.ask("OPTIONS", PATH, &asks, b"").await;
     assert_eq!(preflight.status(), 200);
-    assert_eq!(preflight.head.header("access-control-allow-origin"), Some("https://app.example"));
-    assert_eq!(preflight.head.header("access-control-allow-headers"), Some("authorization"));
+    assert_eq!(preflight.field("access-control-allow-origin"), Some("https://app.example"));
+    assert_eq!(preflight.field("access-control-allow-headers"), Some("authorization"));
     let strange = [("origin", "https://evil.example"), ("access-control-request-method", "POST")];
-    let refused = call(&gateway, "OPTIONS", CHAT, &strange, b"").await;
-    assert_eq!((refused.status(), refused.head.header("access-control-allow-origin")), (400, None));
+    let refused = gateway.ask("OPTIONS", PATH, &strange, b"").await;
+    assert_eq!((refused.status(), refused.field("access-control-allow-origin")), (400, None));
     assert_eq!(replica.count(), 0);
 
-    let unknown_key = call(&gateway, "POST", CHAT, &[origin], b"{}").await;
-    let relayed = call(&gateway, "POST", CHAT, &[origin, KEYED[0]], b"{}").await;
-    let models = call(&gateway, "GET", "/v1/models", &[origin, KEYED[0]], b"").await;
+    let unknown_key = gateway.ask("POST", PATH, &[origin], b"{}").await;
+    let relayed = gateway.ask("POST", PATH, &[origin, KEYED[0]], b"{}").await;
+    let models = gateway.ask("GET", "/v1/models", &[origin, KEYED[0]], b"").await;
     for (reply, status) in [(unknown_key, 401), (relayed, 200), (models, 200)] {
         assert_eq!(reply.status(), status);
-        assert_eq!(reply.head.header("access-control-allow-origin"), Some("https://app.example"));
-        let exposed = reply.head.header("access-control-expose-headers").unwrap();
+        assert_eq!(reply.field("access-control-allow-origin"), Some("https://app.example"));
+        let exposed = reply.field("access-control-expose-headers").unwrap();
         for name in ["x-request-id", "x-ratelimit-remaining-requests", "x-ratelimit-reset-tokens"] {
             assert!(exposed.split(", ").any(|header| header == name), "{name}: {exposed}");
         }
-        assert_eq!(reply.head.header("vary"), Some("origin"));
+        assert_eq!(reply.field("vary"), Some("origin"));
     }
-    let strange = call(&gateway, "POST", CHAT, &[strange[0], KEYED[0]], b"{}").await;
-    assert_eq!(
-        strange.head.header("access-control-allow-origin"),
-        None,
-        "the engine's `*` would let it read"
-    );
+    let strange = gateway.ask("POST", PATH, &[strange[0], KEYED[0]], b"{}").await;
+    assert_eq!(strange.field("access-control-allow-origin"), None, "the engine's `*` would let it read");
 }
 
 #[tokio::test]
 async fn a_form_names_its_model_and_passes_untouched() {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     replica.always(wire::json(200, "{}"));
-    let mut config = config::of(&[&replica]);
     config.routes = vec![config::route("tiny", &[0]), config::route("alias", &[0])];
     config.routes[1].upstream_model = Some("tiny".into());
     let gateway = Gateway::start(config).await;
@@ -321,17 +300,13 @@ async fn a_form_names_its_model_and_passes_untouched() {
     let part =
         |name: &str| format!("--B\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n{name}\r\n");
     let send = async |body: String| {
-        let mut client = gateway.client().await;
-        let length = body.len().to_string();
-        let headers = [("content-type", "multipart/form-data; boundary=B"), ("content-length", &*length)];
-        client.post_framed("/v1/audio/transcriptions", &headers, body.as_bytes()).await;
-        client.reply().await
+        gateway.post_with("/v1/audio/transcriptions", &[("content-type", FORM)], body).await
     };
     assert_eq!(send(form(&part("tiny"))).await.status(), 200);
     assert_eq!(send(form(&part("alias"))).await.status(), 200);
     let received = replica.received();
     assert_eq!(received[0].text(), form(&part("tiny")));
-    assert_eq!(received[0].header("content-type"), Some("multipart/form-data; boundary=B"));
+    assert_eq!(received[0].header("content-type"), Some(FORM));
     assert_eq!(received[1].text(), form(&part("tiny")), "the name is mapped, nothing else changes");
     let missing = send(form("")).await;
     assert_eq!((missing.status(), &*missing.code()), (400, "missing_model"));
@@ -345,9 +320,8 @@ async fn a_form_names_its_model_and_passes_untouched() {
 
 #[tokio::test]
 async fn a_body_that_an_engine_may_read_otherwise_is_refused_where_models_matter() {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     replica.always(wire::json(200, "{}"));
-    let mut config = config::of(&[&replica]);
     config.server.extra_paths = vec!["/v1/custom".into()];
     let drop_in = Gateway::start(config.clone()).await;
     config.routes = vec![config::route("mine", &[0]), config::route("theirs", &[0])];
@@ -355,13 +329,9 @@ async fn a_body_that_an_engine_may_read_otherwise_is_refused_where_models_matter
     config.tenants[1].routes = Some(vec!["mine".into()]);
     let strict = Gateway::start(config).await;
     let send = async |gateway: &Gateway, path: &str, kind: &str, body: &[u8]| {
-        let mut client = gateway.client().await;
-        let length = body.len().to_string();
-        let headers = [("authorization", "Bearer kb"), ("content-type", kind), ("content-length", &*length)];
-        client.post_framed(path, &headers, body).await;
-        client.reply().await
+        gateway.post_with(path, &[("authorization", "Bearer kb"), ("content-type", kind)], body).await
     };
-    let (json, form) = ("application/json", "multipart/form-data; boundary=B");
+    let (json, form) = ("application/json", FORM);
     let part = |name: &str| {
         format!("--B\r\ncontent-disposition: form-data; {name}\r\n\r\ntheirs\r\n--B--\r\n").into_bytes()
     };
@@ -400,7 +370,7 @@ async fn a_body_that_an_engine_may_read_otherwise_is_refused_where_models_matter
 async fn what_is_not_relayed_of_an_api_is_refused_in_its_shape() {
     let gateway = Gateway::start(config::of(&[&Replica::start().await])).await;
     for (path, kind) in [("/v1/messages/batches", Some("error")), ("/v1/messagesx", None)] {
-        let reply = call(&gateway, "POST", path, &[], b"{}").await;
+        let reply = gateway.ask("POST", path, &[], b"{}").await;
         assert_eq!((reply.status(), reply.json()["type"].as_str()), (404, kind), "{path}");
         assert_eq!(reply.json()["error"]["code"], "unknown_path");
     }
@@ -408,20 +378,19 @@ async fn what_is_not_relayed_of_an_api_is_refused_in_its_shape() {
 
 #[tokio::test]
 async fn a_request_without_a_model_goes_to_the_only_route_it_can_mean() {
-    let replica = Replica::start().await;
+    let ([replica], mut config) = config::fresh().await;
     replica.always(wire::json(200, "{}"));
-    let mut config = config::of(&[&replica]);
     config.routes = vec![config::route("mine", &[0]), config::route("theirs", &[0])];
     config.tenants = tenants();
     config.tenants[1].routes = Some(vec!["mine".into()]);
     let gateway = Gateway::start(config).await;
     for (key, status) in [("Bearer ka", 400), ("Bearer kb", 200)] {
         for body in [r#"{"messages":[]}"#, r#"{"model":null}"#, r#"{"model":""}"#] {
-            let reply = call(&gateway, "POST", CHAT, &[("authorization", key)], body.as_bytes()).await;
+            let reply = gateway.ask("POST", PATH, &[("authorization", key)], body.as_bytes()).await;
             assert_eq!(reply.status(), status, "{key} {body}");
         }
     }
-    let refused = call(&gateway, "POST", CHAT, &KEYED, b"{}").await;
+    let refused = gateway.ask("POST", PATH, &KEYED, b"{}").await;
     assert_eq!(refused.code(), "missing_model");
     assert!(refused.text().contains("mine, theirs"), "{}", refused.text());
     assert_eq!(replica.received()[0].text(), r#"{"messages":[]}"#, "not one byte is added");
@@ -438,9 +407,9 @@ async fn a_stored_response_is_read_cancelled_and_continued_where_its_tenant_made
         for replica in [&one, &two] {
             replica.always(queued(id));
         }
-        let made = call(&gateway, "POST", "/v1/responses", &KEYED, body.as_bytes()).await;
+        let made = gateway.ask("POST", "/v1/responses", &KEYED, body.as_bytes()).await;
         assert_eq!(made.status(), 200);
-        homes.push(made.head.header("x-tokenway-replica").unwrap().to_owned());
+        homes.push(made.field("x-tokenway-replica").unwrap().to_owned());
     }
     assert_ne!(homes[0], homes[1], "round robin");
     for replica in [&one, &two] {
@@ -454,24 +423,24 @@ async fn a_stored_response_is_read_cancelled_and_continued_where_its_tenant_made
             ("DELETE", path.clone()),
             ("GET", path),
         ] {
-            let reply = call(&gateway, method, &path, &KEYED, b"").await;
+            let reply = gateway.ask(method, &path, &KEYED, b"").await;
             assert_eq!(reply.status(), 200, "{method} {path}");
-            assert_eq!(reply.head.header("x-tokenway-replica"), Some(&**home), "{method} {path}");
+            assert_eq!(reply.field("x-tokenway-replica"), Some(&**home), "{method} {path}");
             let replica = if *home == one.name() { &one } else { &two };
             assert_eq!(replica.received().last().unwrap().line(), format!("{method} {path} HTTP/1.1"));
         }
     }
     for (key, path) in [("Bearer kb", "/v1/responses/resp_1"), ("Bearer ka", "/v1/responses/resp_9")] {
-        let reply = call(&gateway, "GET", path, &[("authorization", key)], b"").await;
+        let reply = gateway.ask("GET", path, &[("authorization", key)], b"").await;
         assert_eq!((reply.status(), &*reply.code()), (404, "response_not_found"), "{key} {path}");
     }
     let continued = r#"{"model":"tiny","input":"hi","previous_response_id":"resp_1"}"#;
     for (key, status) in [("Bearer ka", 200), ("Bearer kb", 404)] {
         let reply =
-            call(&gateway, "POST", "/v1/responses", &[("authorization", key)], continued.as_bytes()).await;
+            gateway.ask("POST", "/v1/responses", &[("authorization", key)], continued.as_bytes()).await;
         assert_eq!(reply.status(), status, "{key}");
     }
-    assert_eq!(call(&gateway, "DELETE", "/v1/responses/resp_1/cancel", &KEYED, b"").await.status(), 405);
+    assert_eq!(gateway.ask("DELETE", "/v1/responses/resp_1/cancel", &KEYED, b"").await.status(), 405);
     gateway.idle().await;
 }
 
@@ -488,9 +457,9 @@ async fn a_response_id_that_a_client_chooses_is_its_tenants_own() {
         let headers = [("authorization", key), ("x-request-id", "resp_1")];
         let headers = if chosen_by_header { &headers[..] } else { &headers[..1] };
         replica.next(wire::json(200, r#"{"id":"resp_of_the_engine","object":"response"}"#));
-        let reply = call(&gateway, "POST", "/v1/responses", headers, body.as_bytes()).await;
+        let reply = gateway.ask("POST", "/v1/responses", headers, body.as_bytes()).await;
         assert_eq!(reply.status(), 200);
-        assert_eq!(reply.head.header("x-request-id"), Some("resp_1"), "what the client sees is its own");
+        assert_eq!(reply.field("x-request-id"), Some("resp_1"), "what the client sees is its own");
         let received = replica.received().pop().unwrap();
         let id = id_of(&received);
         assert_eq!(received.text(), body.replace("resp_1", &id), "nothing else changes");
@@ -505,19 +474,19 @@ async fn a_response_id_that_a_client_chooses_is_its_tenants_own() {
     replica.always(wire::json(200, "{}"));
     let path = "/v1/responses/resp_of_the_engine";
     for (key, status) in [("Bearer ka", 200), ("Bearer kb", 404)] {
-        let reply = call(&gateway, "GET", path, &[("authorization", key)], b"").await;
+        let reply = gateway.ask("GET", path, &[("authorization", key)], b"").await;
         assert_eq!(reply.status(), status, "who had an id first keeps it: {key}");
     }
     for odd in [r#"{"model":"tiny","request_id":7}"#, r#"{"model":"tiny","request_id":null}"#] {
-        call(&gateway, "POST", "/v1/responses", &KEYED, odd.as_bytes()).await;
+        gateway.ask("POST", "/v1/responses", &KEYED, odd.as_bytes()).await;
         assert_eq!(replica.received().pop().unwrap().text(), odd, "the engine says what is wrong with it");
     }
     let chat = r#"{"model":"tiny","request_id":"mine"}"#;
-    call(&gateway, "POST", CHAT, &KEYED, chat.as_bytes()).await;
+    gateway.ask("POST", PATH, &KEYED, chat.as_bytes()).await;
     assert_eq!(replica.received().pop().unwrap().text(), chat, "nothing is stored under it");
 
     let open = Gateway::start(config::of(&[&replica])).await;
-    call(&open, "POST", "/v1/responses", &[], body.as_bytes()).await;
+    open.ask("POST", "/v1/responses", &[], body.as_bytes()).await;
     let received = replica.received().pop().unwrap();
     assert_eq!((received.text(), received.header("x-request-id")), (body, Some("resp_1")));
 }
@@ -533,10 +502,10 @@ async fn a_body_s_own_request_id_stands_where_no_header_names_one() {
         (None, r#"{"model":"tiny","request_id":"not harmless"}"#, None),
     ] {
         let headers: Vec<_> = header.into_iter().map(|id| ("x-request-id", id)).collect();
-        let reply = call(&gateway, "POST", CHAT, &headers, body.as_bytes()).await;
+        let reply = gateway.ask("POST", PATH, &headers, body.as_bytes()).await;
         let received = replica.received();
         let sent = received.last().unwrap().header("x-request-id").unwrap().to_owned();
-        assert_eq!(reply.head.header("x-request-id"), Some(&*sent));
+        assert_eq!(reply.field("x-request-id"), Some(&*sent));
         match expected {
             Some(expected) => assert_eq!(sent, expected),
             None => assert_eq!(sent.len(), 32),
@@ -562,15 +531,14 @@ async fn an_upgrade_that_nobody_asked_for_is_502() {
     let switch = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
     replica.always(vec![Step::Raw(switch.into()), Step::Close]);
     let gateway = Gateway::start(config::of(&[&replica])).await;
-    let reply = gateway.post(CHAT, r#"{"model":"tiny"}"#).await;
+    let reply = gateway.post(PATH, r#"{"model":"tiny"}"#).await;
     assert_eq!((reply.status(), &*reply.code()), (502, "replica_failed"));
     gateway.idle().await;
 }
 
 #[tokio::test]
 async fn an_engine_s_stream_comes_as_if_nobody_had_asked_for_usage() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([replica], mut config) = config::fresh().await;
     config.routes[0].ask_usage = true;
     let marked_usage = wire::USAGE.replace("}}\n", "},\"system_fingerprint\":\"fp-1\"}\n");
     let bare = wire::FINISH.replace("}]}\n", "}],\"system_fingerprint\":\"fp-1\"}\n");
@@ -591,7 +559,7 @@ async fn an_engine_s_stream_comes_as_if_nobody_had_asked_for_usage() {
         for size in [7, 4000] {
             let sent = [&*begin, &finish, &marked_usage, wire::DONE].concat();
             replica.next(wire::stream(sent.as_bytes().chunks(size)));
-            let reply = gateway.post(CHAT, body).await;
+            let reply = gateway.post(PATH, body).await;
             assert_eq!(reply.text(), [&*begin, &expected, wire::DONE].concat());
         }
         assert!(replica.received().last().unwrap().text().contains(r#""include_usage":true"#));
@@ -601,8 +569,7 @@ async fn an_engine_s_stream_comes_as_if_nobody_had_asked_for_usage() {
 
 #[tokio::test]
 async fn usage_that_an_engine_sends_unasked_is_the_client_s() {
-    let replica = Replica::start().await;
-    let mut config = config::of(&[&replica]);
+    let ([replica], mut config) = config::fresh().await;
     config.routes[0].ask_usage = true;
     replica.streams_unasked(&[wire::FINISH, wire::USAGE, wire::DONE].concat());
     let gateway = Gateway::start(config.clone()).await;
@@ -613,11 +580,11 @@ async fn usage_that_an_engine_sends_unasked_is_the_client_s() {
             gateway.app.reload(Arc::new(config.clone())).unwrap();
         }
         replica.next(wire::stream([&sent]));
-        let reply = gateway.post(CHAT, r#"{"model":"tiny","stream":true,"messages":[]}"#).await;
+        let reply = gateway.post(PATH, r#"{"model":"tiny","stream":true,"messages":[]}"#).await;
         assert_eq!(reply.text(), sent, "{pool:?}");
     }
     let continuous = r#"{"model":"tiny","stream":true,"stream_options":{"continuous_usage_stats":true}}"#;
-    gateway.post(CHAT, continuous).await;
+    gateway.post(PATH, continuous).await;
     assert_eq!(replica.received()[2].text(), continuous, "not asked where chunks would then count");
 }
 
@@ -673,19 +640,18 @@ async fn a_websocket_is_a_tunnel_that_counts_as_load() {
         ("/v1/realtime?model=tiny&%6dodel=other", 400, "invalid_request"),
         ("/v1/realtime?mod%65l=nobody", 404, "model_not_found"),
     ] {
-        let reply = call(&gateway, "GET", target, &UPGRADE, b"").await;
+        let reply = gateway.ask("GET", target, &UPGRADE, b"").await;
         assert_eq!((reply.status(), &*reply.code()), (status, code));
     }
     replica.next(wire::json(403, "{\"no\":1}"));
-    let refused = call(&gateway, "GET", "/v1/realtime?model=tiny", &UPGRADE, b"").await;
+    let refused = gateway.ask("GET", "/v1/realtime?model=tiny", &UPGRADE, b"").await;
     assert_eq!((refused.status(), refused.text()), (403, "{\"no\":1}"), "an engine's own refusal passes");
     gateway.idle().await;
 }
 
 #[tokio::test]
 async fn a_handshake_that_a_replica_refuses_with_an_error_goes_to_another_one() {
-    let [good, bad] = [Replica::start().await, Replica::start().await];
-    let gateway = Gateway::start(config::of(&[&good, &bad])).await;
+    let ([good, bad], gateway) = Gateway::before(|_| {}).await;
     good.always(vec![Step::Raw(SWITCH.into()), Step::Hang]);
     bad.always(wire::json(503, r#"{"error":"starting"}"#));
     for _ in 0..6 {
@@ -694,7 +660,7 @@ async fn a_handshake_that_a_replica_refuses_with_an_error_goes_to_another_one() 
     }
     assert!(bad.count() > 0);
     good.always(wire::json(503, r#"{"error":"starting"}"#));
-    let refused = call(&gateway, "GET", "/v1/realtime?model=tiny", &UPGRADE, b"").await;
+    let refused = gateway.ask("GET", "/v1/realtime?model=tiny", &UPGRADE, b"").await;
     assert_eq!((refused.status(), refused.text()), (503, r#"{"error":"starting"}"#), "where none takes it");
 }
 
@@ -721,8 +687,8 @@ async fn a_websocket_waits_for_nobody_where_prompts_do() {
     let ([replica], gateway) = Gateway::before(one_at_a_time).await;
     taught(&gateway, &replica).await;
     let (gate, before) = (Gate::new(), replica.count());
-    replica.next([vec![Step::Wait(gate.clone())], wire::chat_stream(&["first"])].concat());
-    let _chats = [sent(&gateway, &chat("tiny", "1")).await, sent(&gateway, &chat("tiny", "2")).await];
+    replica.next(wire::behind(&gate, wire::chat_stream(&["first"])));
+    let _chats = [gateway.sent(PATH, &chat("tiny", "1")).await, gateway.sent(PATH, &chat("tiny", "2")).await];
     replica.got(before + 1).await;
     waiting(&gateway, 1).await;
     replica.next(vec![Step::Raw(SWITCH.into()), Step::Hang]);
@@ -782,7 +748,7 @@ async fn a_switch_to_anything_but_websocket_is_502() {
         let switch =
             format!("HTTP/1.1 101 Switching Protocols\r\n{upgrade}connection: Upgrade\r\n\r\nsecret words");
         replica.always(vec![Step::Raw(switch.into_bytes()), Step::Hang]);
-        let reply = call(&gateway, "GET", "/v1/realtime", &UPGRADE, b"").await;
+        let reply = gateway.ask("GET", "/v1/realtime", &UPGRADE, b"").await;
         assert_eq!((reply.status(), &*reply.code()), (502, "replica_failed"), "{upgrade:?}");
     }
     gateway.idle().await;
@@ -791,11 +757,11 @@ async fn a_switch_to_anything_but_websocket_is_502() {
 #[tokio::test]
 async fn an_upgrade_is_refused_with_a_reason_where_there_is_none() {
     let ([replica], gateway) = Gateway::before(|_| {}).await;
-    let elsewhere = call(&gateway, "GET", CHAT, &UPGRADE, b"").await;
+    let elsewhere = gateway.ask("GET", PATH, &UPGRADE, b"").await;
     assert_eq!((elsewhere.status(), &*elsewhere.code()), (400, "upgrade_not_supported"));
-    let plain = call(&gateway, "GET", "/v1/realtime", &[], b"").await;
+    let plain = gateway.ask("GET", "/v1/realtime", &[], b"").await;
     assert_eq!((plain.status(), &*plain.code()), (426, "upgrade_required"));
-    assert_eq!(plain.head.header("upgrade"), Some("websocket"));
+    assert_eq!(plain.field("upgrade"), Some("websocket"));
     let mut old = gateway.client().await;
     let lines: String = UPGRADE.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     old.send_raw(format!("GET /v1/realtime HTTP/1.0\r\nhost: a\r\n{lines}\r\n").as_bytes()).await;
