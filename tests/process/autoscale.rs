@@ -46,8 +46,7 @@ fn the_wanted_number_is_told_with_its_reason_and_its_terms() {
         format!("[[pool]]\nname = \"llama-8b\"\nreplicas = {}\n[pool.scale]\n{scale}\n", fleet.toml())
     };
     replace(&file, &text("max_replicas = 3"));
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     let before = until("a first look", || {
         Some(scale(&gateway, "llama-8b"))
             .filter(|(status, body)| *status == 200 && body["ready_replicas"] == 2)
@@ -151,8 +150,7 @@ fn a_canary_s_pool_at_zero_is_asked_for_while_the_canary_has_a_share() {
         old.toml()
     );
     replace(&file, &text);
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     let asks_for = |replicas: u64, why: &str| {
         until("the wanted number of replicas", || {
             let told = scale(&gateway, "new").1;

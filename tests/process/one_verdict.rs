@@ -51,21 +51,15 @@ fn with_state(file: PathBuf) -> PathBuf {
     file
 }
 
-fn start(file: &Path) -> Gateway {
-    let gateway = Gateway::with_file(file);
-    gateway.wait_ready();
-    gateway
-}
-
 /// One whose state, beside the file, is at the second step.
 fn start_at_second_step(file: &Path) -> Gateway {
-    let (state, first) = (file.with_file_name("canary.json"), start(file));
+    let (state, first) = (file.with_file_name("canary.json"), Gateway::ready_with(file));
     until("a saved state", || state.exists().then_some(()));
     stop_gateway(first);
     let mut saved: serde_json::Value = serde_json::from_slice(&std::fs::read(&state).unwrap()).unwrap();
     saved["routes"]["chat"]["plan"]["step"] = 1.into();
     std::fs::write(&state, saved.to_string()).unwrap();
-    start(file)
+    Gateway::ready_with(file)
 }
 
 fn is_rolled_back(gateway: &Gateway) -> serde_json::Value {
@@ -79,7 +73,7 @@ fn a_verdict_holds_at_all_gateways_over_a_restart_and_over_a_loss_of_the_broker(
     let (mut broker, old, new) = (Broker::start(), Fleet::start(&[]), Fleet::start(&[]));
     let folder = TempDir::new().unwrap();
     let file = clustered(file(folder.path(), &old, &new, STEPS), &broker);
-    let (first, second) = (start(&file), start(&file));
+    let (first, second) = (Gateway::ready_with(&file), Gateway::ready_with(&file));
     assert_eq!(act(&first, "rollback").0, 200);
     let clock = Clock::start();
     let acted = clock.now();
@@ -88,7 +82,7 @@ fn a_verdict_holds_at_all_gateways_over_a_restart_and_over_a_loss_of_the_broker(
     assert_eq!(followed["reason"], "rolled back by hand");
     // It starts anew, knows nothing of its own, and gives the canary no request at all.
     stop_gateway(second);
-    let second = start(&file);
+    let second = Gateway::ready_with(&file);
     for n in 0..30 {
         let answer = post_chat(&second.data, &chat("sim", &format!("{n}"), 2), "key");
         assert!(
@@ -115,7 +109,7 @@ fn a_breach_that_one_gateway_sees_stops_the_canary_at_the_one_that_sees_nothing(
     let (broker, old) = (Broker::start(), Fleet::start(&[]));
     let folder = TempDir::new().unwrap();
     let file = clustered(file_of(folder.path(), &old, &faulty(Fault::NotFound), STEPS), &broker);
-    let (first, second) = (start(&file), start(&file));
+    let (first, second) = (Gateway::ready_with(&file), Gateway::ready_with(&file));
     for n in 0..200 {
         post_chat(&first.data, &chat("sim", &format!("{n}"), 2), "key");
         if canary(&first)["state"] == "rolled_back" {
@@ -140,10 +134,10 @@ fn a_gateway_whose_state_is_lost_gives_the_canary_nothing_until_another_knows_be
     let folders = [TempDir::new().unwrap(), TempDir::new().unwrap()];
     let [own, file] = [&folders[0], &folders[1]]
         .map(|folder| with_state(clustered(file(folder.path(), &old, &new, STEPS), &broker)));
-    let first = start(&own);
+    let first = Gateway::ready_with(&own);
     broker.redis.kill();
     std::fs::write(folders[1].path().join("canary.json"), "{").unwrap();
-    let second = start(&file);
+    let second = Gateway::ready_with(&file);
     let waits = canary(&second);
     // Past the time for which it waits for the others' word.
     std::thread::sleep(Duration::from_secs(3));
@@ -169,7 +163,7 @@ fn a_gateway_that_starts_takes_the_step_that_another_is_at() {
     let is_second = |canary: &serde_json::Value| canary["step"] == 2 && canary["weight"] == 80.0;
     wait_for("its own step", &first, is_second);
     // It has no state, and no other source than the broker.
-    let second = start(&clustered(file(folders[1].path(), &old, &new, STEPS), &broker));
+    let second = Gateway::ready_with(&clustered(file(folders[1].path(), &old, &new, STEPS), &broker));
     let clock = Clock::start();
     let asked = clock.now();
     let now = wait_for("the step", &second, is_second);
@@ -189,7 +183,7 @@ fn what_a_gateway_showed_before_its_restart_holds_up_no_shortened_rollout() {
     stop_gateway(first);
     let text = std::fs::read_to_string(&file).unwrap();
     replace(&file, &text.replace(STEPS, "steps = [{ weight = 50, soak = \"1h\" }]"));
-    let first = start(&file);
+    let first = Gateway::ready_with(&file);
     wait_for("it soaks", &first, |canary| canary["soaked"].as_f64() > Some(2.0));
     stop_gateway(first);
 }
@@ -199,12 +193,12 @@ fn a_promoted_revision_serves_from_the_start_whether_or_not_the_broker_is_there(
     let (mut broker, old, new) = (Broker::start(), Fleet::start(&[]), Fleet::start(&[]));
     let folder = TempDir::new().unwrap();
     let file = with_state(clustered(file(folder.path(), &old, &new, STEPS), &broker));
-    let gateway = start(&file);
+    let gateway = Gateway::ready_with(&file);
     assert_eq!(act(&gateway, "promote").0, 200);
     stop_gateway(gateway);
     broker.redis.kill();
     drop(old);
-    let gateway = start(&file);
+    let gateway = Gateway::ready_with(&file);
     let answer = post_chat(&gateway.data, &chat("sim", "hello", 2), "key");
     assert!(answer.status == 200, "{} {}", answer.head, answer.body);
     stop_gateway(gateway);
@@ -214,7 +208,7 @@ fn a_promoted_revision_serves_from_the_start_whether_or_not_the_broker_is_there(
 fn what_gateways_showed_that_are_gone_for_a_week_is_dropped_and_nothing_else() {
     let (broker, old, new) = (Broker::start(), Fleet::start(&[]), Fleet::start(&[]));
     let folder = TempDir::new().unwrap();
-    let gateway = start(&clustered(file(folder.path(), &old, &new, STEPS), &broker));
+    let gateway = Gateway::ready_with(&clustered(file(folder.path(), &old, &new, STEPS), &broker));
     let shows = |field: &str| broker.ask(&format!("HEXISTS {TOPIC} {field}")).starts_with(":1");
     // A peer of an earlier version notes nowhere when it renewed its text: the text moves, and that is enough.
     for field in ["gone", "recent", "earlier-version"] {
@@ -238,7 +232,7 @@ fn what_gateways_showed_that_are_gone_for_a_week_is_dropped_and_nothing_else() {
 fn a_full_broker_is_in_the_log_when_it_begins_to_refuse_and_when_it_ends() {
     let (broker, old, new) = (Broker::start(), Fleet::start(&[]), Fleet::start(&[]));
     let folder = TempDir::new().unwrap();
-    let gateway = start(&clustered(file(folder.path(), &old, &new, STEPS), &broker));
+    let gateway = Gateway::ready_with(&clustered(file(folder.path(), &old, &new, STEPS), &broker));
     broker.ask("CONFIG SET maxmemory 1");
     let what = "verdicts on canaries are not shared";
     gateway.process.err.line_with(&format!("cluster: the broker refuses; {what}"));
@@ -256,7 +250,7 @@ fn a_gateway_without_a_canary_has_no_complaint_about_the_broker() {
     let file = clustered(file(folder.path(), &old, &Fleet::start(&[]), STEPS), &broker);
     let text = std::fs::read_to_string(&file).unwrap();
     replace(&file, text.split_once("[route.canary]").unwrap().0);
-    let gateway = start(&file);
+    let gateway = Gateway::ready_with(&file);
     let beats = || broker.ask("INFO commandstats").split("cmdstat_publish:calls=").nth(1).map(beats_of);
     // Half a second each: what is looked after at the start was looked after.
     until("it has published for six seconds", || (beats()? >= 12).then_some(()));

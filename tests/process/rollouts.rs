@@ -14,7 +14,7 @@ mod traffic;
 use std::borrow::Cow;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -167,11 +167,19 @@ impl Clients {
     }
 }
 
-pub(super) fn file(folder: &Path, old: &Fleet, new: &Fleet, canary: &str) -> std::path::PathBuf {
+/// Two revisions of these flags, and the file of a canary from one to the other.
+pub(super) fn revisions(new: &[&str], canary: &str) -> ([Fleet; 2], TempDir, PathBuf) {
+    let fleets = [Fleet::start(&[]), Fleet::start(new)];
+    let folder = TempDir::new().unwrap();
+    let file = file(folder.path(), &fleets[0], &fleets[1], canary);
+    (fleets, folder, file)
+}
+
+pub(super) fn file(folder: &Path, old: &Fleet, new: &Fleet, canary: &str) -> PathBuf {
     file_of(folder, old, &new.toml(), canary)
 }
 
-pub(super) fn file_of(folder: &Path, old: &Fleet, new: &str, canary: &str) -> std::path::PathBuf {
+pub(super) fn file_of(folder: &Path, old: &Fleet, new: &str, canary: &str) -> PathBuf {
     let file = folder.join("gateway.toml");
     let text = format!(
         "[[pool]]\nname = \"old\"\nreplicas = {}\n[[pool]]\nname = \"new\"\nrevision = \"r2\"\n\
@@ -275,10 +283,11 @@ fn serve_faulty(mut connection: TcpStream, fault: Fault, model: &str) {
     );
 }
 
-/// Six clients that send until they are stopped and wait for 300 ms at most.
-fn impatient(data: &str, is_stream: bool, stop: &Arc<AtomicBool>) -> Vec<JoinHandle<()>> {
-    let clients = (0..6).map(|client| {
-        let (stop, data) = (Arc::clone(stop), data.to_owned());
+/// Six clients that wait for 300 ms at most.
+fn impatient(data: &str, is_stream: bool) -> Clients {
+    let stop = Arc::<AtomicBool>::default();
+    let threads = (0..6).map(|client| {
+        let (stop, data) = (Arc::clone(&stop), data.to_owned());
         std::thread::spawn(move || {
             for request_number in 0.. {
                 if stop.load(Ordering::Relaxed) {
@@ -294,7 +303,8 @@ fn impatient(data: &str, is_stream: bool, stop: &Arc<AtomicBool>) -> Vec<JoinHan
             }
         })
     });
-    clients.collect()
+    let threads = threads.collect();
+    Clients { stop, failed: Arc::default(), threads }
 }
 
 #[test]
@@ -309,14 +319,11 @@ fn revisions_that_hang_say_nothing_or_know_another_model_are_rolled_back() {
         let old = Fleet::start(&[]);
         let folder = TempDir::new().unwrap();
         let file = file_of(folder.path(), &old, &faulty(fault), "steps = [{ weight = 30, soak = \"1s\" }]");
-        let gateway = Gateway::with_file(&file);
-        gateway.wait_ready();
-        let stop = Arc::new(AtomicBool::new(false));
-        let clients = impatient(&gateway.data, is_stream, &stop);
+        let gateway = Gateway::ready_with(&file);
+        let clients = impatient(&gateway.data, is_stream);
         // Short steps pause it for want of answers, and it is judged all the same.
         let ended = wait_for("the verdict", &gateway, |canary| canary["state"] == "rolled_back");
-        stop.store(true, Ordering::Relaxed);
-        clients.into_iter().for_each(|client| client.join().unwrap());
+        clients.stop();
         let reason = ended["reason"].as_str().unwrap();
         assert!(reason.starts_with(test), "{fault:?}: {ended}");
         stop_gateway(gateway);
@@ -325,11 +332,8 @@ fn revisions_that_hang_say_nothing_or_know_another_model_are_rolled_back() {
 
 #[test]
 fn a_path_that_no_engine_serves_says_nothing_of_a_canary() {
-    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
-    let folder = TempDir::new().unwrap();
-    let file = file(folder.path(), &old, &new, "steps = [{ weight = 50, soak = \"1h\" }]");
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let (_fleets, _folder, file) = revisions(&[], "steps = [{ weight = 50, soak = \"1h\" }]");
+    let gateway = Gateway::ready_with(&file);
     // The baseline has answered for the model, at another path.
     for _ in 0..20 {
         assert_eq!(post_chat(&gateway.data, &chat("sim", "hello", 2), "key").status, 200);
@@ -354,20 +358,16 @@ fn a_path_that_no_engine_serves_says_nothing_of_a_canary() {
 
 #[test]
 fn a_reload_with_fewer_steps_keeps_the_last_and_a_verdict_outlasts_its_section() {
-    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
-    let folder = TempDir::new().unwrap();
     let two = "steps = [{ weight = 20, soak = \"1h\" }, { weight = 50, soak = \"1h\" }]";
-    let file = file(folder.path(), &old, &new, two);
+    let (_fleets, folder, file) = revisions(&[], two);
     let state = folder.path().join("canary.json");
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     until("a saved state", || state.exists().then_some(()));
     stop_gateway(gateway);
     let mut saved: Json = serde_json::from_slice(&std::fs::read(&state).unwrap()).unwrap();
     saved["routes"]["chat"]["plan"]["step"] = 1.into();
     std::fs::write(&state, saved.to_string()).unwrap();
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     assert_eq!(canary(&gateway)["step"], 2, "it is read");
 
     let text = std::fs::read_to_string(&file).unwrap();
@@ -389,11 +389,8 @@ fn a_reload_with_fewer_steps_keeps_the_last_and_a_verdict_outlasts_its_section()
 
 #[test]
 fn a_verdict_on_a_revision_outlasts_the_name_of_its_route() {
-    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
-    let folder = TempDir::new().unwrap();
-    let file = file(folder.path(), &old, &new, "steps = [{ weight = 20, soak = \"1h\" }]");
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let (_fleets, _folder, file) = revisions(&[], "steps = [{ weight = 20, soak = \"1h\" }]");
+    let gateway = Gateway::ready_with(&file);
     assert_eq!(act(&gateway, "rollback").0, 200);
     let text = std::fs::read_to_string(&file).unwrap();
     let rename = |name: &str| replace(&file, &text.replace("name = \"chat\"", &format!("name = {name:?}")));
@@ -403,8 +400,7 @@ fn a_verdict_on_a_revision_outlasts_the_name_of_its_route() {
     stop_gateway(gateway);
     // The same where only its file knows.
     rename("speech");
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     assert_eq!(canary(&gateway)["state"], "rolled_back", "{}", canary(&gateway));
     replace(&file, &text.replace("\"r2\"", "\"r3\""));
     wait_for("another revision begins", &gateway, |canary| canary["state"] == "running");
@@ -413,9 +409,7 @@ fn a_verdict_on_a_revision_outlasts_the_name_of_its_route() {
 
 #[test]
 fn a_state_file_that_breaks_under_the_gateway_loses_the_verdict_of_no_route() {
-    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
-    let folder = TempDir::new().unwrap();
-    let file = file(folder.path(), &old, &new, "steps = [{ weight = 20, soak = \"1h\" }]");
+    let (_fleets, folder, file) = revisions(&[], "steps = [{ weight = 20, soak = \"1h\" }]");
     let text = std::fs::read_to_string(&file).unwrap();
     let (_, section) = text.split_once("[[route]]\nname = \"chat\"\nmodel = \"sim\"").unwrap();
     replace(&file, &format!("{text}[[route]]\nname = \"talk\"\nmodel = \"talk\"{section}"));
@@ -424,15 +418,13 @@ fn a_state_file_that_breaks_under_the_gateway_loses_the_verdict_of_no_route() {
         let kept: Json = serde_json::from_slice(&std::fs::read(&state).ok()?).ok()?;
         Some(kept["routes"].as_object()?.len())
     };
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     assert_eq!(act(&gateway, "rollback").0, 200);
     until("both routes are kept", || (routes() == Some(2)).then_some(()));
     std::fs::write(&state, "{").unwrap();
     until("they are kept again", || (routes() == Some(2)).then_some(()));
     stop_gateway(gateway);
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     assert_eq!(canary(&gateway)["state"], "rolled_back", "{}", canary(&gateway));
     stop_gateway(gateway);
 }
@@ -464,13 +456,10 @@ pub(super) fn act(gateway: &Gateway, action: &str) -> (u16, String) {
 
 #[test]
 fn the_turns_of_a_conversation_stay_on_one_revision_without_a_session_id() {
-    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
-    let folder = TempDir::new().unwrap();
-    let file = file(folder.path(), &old, &new, "steps = [{ weight = 50, soak = \"1h\" }]");
+    let (_fleets, _folder, file) = revisions(&[], "steps = [{ weight = 50, soak = \"1h\" }]");
     let text = std::fs::read_to_string(&file).unwrap();
     replace(&file, &format!("[server]\nroute_info_headers = true\n{text}"));
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     until("the canary serves", || {
         let listed: Json = serde_json::from_str(&get(&gateway.admin, "/api/fleet").body).unwrap();
         let all = listed["replicas"].as_array().unwrap().clone();
@@ -506,11 +495,9 @@ pub(super) fn stop_gateway(mut gateway: Gateway) {
 
 #[test]
 fn a_slow_revision_is_rolled_back_with_a_report_and_stays_so_over_a_restart() {
-    let (old, new) = (Fleet::start(&[]), Fleet::start(&["--step-ms", "60"]));
-    let folder = TempDir::new().unwrap();
-    let file = file(folder.path(), &old, &new, "steps = [{ weight = 30, soak = \"1h\" }]");
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let (_fleets, _folder, file) =
+        revisions(&["--step-ms", "60"], "steps = [{ weight = 30, soak = \"1h\" }]");
+    let gateway = Gateway::ready_with(&file);
     let clients = Clients::start(&gateway.data);
     let stopped = wait_for("the verdict", &gateway, |canary| canary["state"] != "running");
     assert_eq!(clients.stop(), 0, "nobody notices");
@@ -535,8 +522,7 @@ fn a_slow_revision_is_rolled_back_with_a_report_and_stays_so_over_a_restart() {
     assert_eq!(gateway.metric("tokenway_canary_breaches_total"), 1.0);
     stop_gateway(gateway);
 
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     let again = canary(&gateway);
     assert_eq!((&again["state"], &again["reason"]), (&stopped["state"], &stopped["reason"]));
     assert_eq!(again["requests"], before);
@@ -556,12 +542,9 @@ fn requests_at(gateway: &Gateway, revision: &str) -> f64 {
 
 #[test]
 fn a_slow_revision_is_rolled_back_at_its_shadow_step_before_any_client_got_it() {
-    let (old, new) = (Fleet::start(&[]), Fleet::start(&["--step-ms", "60"]));
-    let folder = TempDir::new().unwrap();
     let steps = "shadow = { weight = 50, soak = \"1h\" }\nsteps = [{ weight = 30, soak = \"1h\" }]";
-    let file = file(folder.path(), &old, &new, steps);
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let (_fleets, _folder, file) = revisions(&["--step-ms", "60"], steps);
+    let gateway = Gateway::ready_with(&file);
     let url = format!("http://{}", gateway.admin);
     let (code, out, _) = Process::run(&["canary", &url]);
     assert_eq!(code, 0);
@@ -589,8 +572,7 @@ fn a_revision_that_leaves_copies_unanswered_never_gets_to_clients() {
     let folder = TempDir::new().unwrap();
     let steps = "shadow = { weight = 50, soak = \"1s\", min_requests = 20 }\nsteps = [{ weight = 40, soak = \"1h\" }]";
     let file = file_of(folder.path(), &old, &faulty(Fault::HangsAtTimes), steps);
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     let clients = Clients::start(&gateway.data);
     let ended = wait_for("the verdict", &gateway, |canary| canary["state"] == "rolled_back");
     assert_eq!(clients.stop(), 0);
@@ -611,13 +593,10 @@ fn a_revision_under_another_name_is_rolled_back_at_its_first_404() {
          steps = [{{ weight = 90, soak = \"1h\" }}]\n"
     );
     replace(&file, &text);
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
-    let stop = Arc::new(AtomicBool::new(false));
-    let clients = impatient(&gateway.data, true, &stop);
+    let gateway = Gateway::ready_with(&file);
+    let clients = impatient(&gateway.data, true);
     let ended = wait_for("the verdict", &gateway, |canary| canary["state"] == "rolled_back");
-    stop.store(true, Ordering::Relaxed);
-    clients.into_iter().for_each(|client| client.join().unwrap());
+    clients.stop();
     assert!(ended["reason"].as_str().unwrap().starts_with("model: "), "{ended}");
     assert!(ended["requests"]["canary"].as_u64() <= Some(20), "six clients, some milliseconds: {ended}");
     stop_gateway(gateway);
@@ -629,30 +608,24 @@ fn a_revision_that_misses_what_a_request_names_is_not_stopped_for_want_of_a_mode
     let folder = TempDir::new().unwrap();
     let new = faulty(Fault::LacksAnImage);
     let file = file_of(folder.path(), &old, &new, "steps = [{ weight = 50, soak = \"1h\" }]");
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
-    let stop = Arc::new(AtomicBool::new(false));
-    let clients = impatient(&gateway.data, false, &stop);
+    let gateway = Gateway::ready_with(&file);
+    let clients = impatient(&gateway.data, false);
     let seen = wait_for("requests of both", &gateway, |canary| {
         let asked = |side: &str| canary["requests"][side].as_u64();
         asked("canary") > Some(20) && asked("baseline") > Some(20)
     });
-    stop.store(true, Ordering::Relaxed);
-    clients.into_iter().for_each(|client| client.join().unwrap());
+    clients.stop();
     assert_eq!(seen["state"], "running", "{seen}");
     stop_gateway(gateway);
 }
 
 #[test]
 fn a_fine_revision_goes_on_from_its_shadow_step_to_clients_over_a_restart_in_between() {
-    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
-    let folder = TempDir::new().unwrap();
     // Seconds of traffic are a verdict on medians; one on a 99th percentile takes hundreds of answers of a quiet machine.
     let steps = "shadow = { weight = 30, soak = \"12s\", min_requests = 20 }\nsteps = [{ weight = 40, soak = \"1h\" }]\n\
                  max_ttft_ratio = { p50 = 3.0 }\nmax_itl_ratio = { p50 = 3.0 }";
-    let file = file(folder.path(), &old, &new, steps);
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let (_fleets, _folder, file) = revisions(&[], steps);
+    let gateway = Gateway::ready_with(&file);
     let clients = Clients::start(&gateway.data);
     let before = wait_for("copies", &gateway, |canary| {
         canary["soaked"].as_f64() > Some(1.0) && canary["requests"]["shadow"] != 0
@@ -665,8 +638,7 @@ fn a_fine_revision_goes_on_from_its_shadow_step_to_clients_over_a_restart_in_bet
     assert_eq!(requests_at(&gateway, "r2"), 0.0);
     stop_gateway(gateway);
 
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     let again = canary(&gateway);
     assert!(again["requests"]["shadow"].as_u64() >= before["requests"]["shadow"].as_u64(), "{again}");
     assert!(again["soaked"].as_f64() >= before["soaked"].as_f64(), "{again}");
@@ -679,29 +651,24 @@ fn a_fine_revision_goes_on_from_its_shadow_step_to_clients_over_a_restart_in_bet
     assert!(requests_at(&gateway, "r2") > 0.0);
     stop_gateway(gateway);
 
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     assert_eq!(canary(&gateway)["step"], 1, "the shadow step is over for good");
     stop_gateway(gateway);
 }
 
 #[test]
 fn a_fine_revision_is_promoted_over_a_restart_in_the_middle_without_a_failed_request() {
-    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
-    let folder = TempDir::new().unwrap();
     // Bounds on medians, as above.
     let steps = "steps = [{ weight = 20, soak = \"12s\" }, { weight = 50, soak = \"12s\" }]\n\
                  max_ttft_ratio = { p50 = 3.0 }\nmax_itl_ratio = { p50 = 3.0 }";
-    let file = file(folder.path(), &old, &new, steps);
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let (_fleets, _folder, file) = revisions(&[], steps);
+    let gateway = Gateway::ready_with(&file);
     let clients = Clients::start(&gateway.data);
     wait_for("the second step", &gateway, |canary| canary["step"] == 2);
     assert_eq!(clients.stop(), 0);
     stop_gateway(gateway);
 
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     assert_eq!((&canary(&gateway)["step"], &canary(&gateway)["state"]), (&2.into(), &"running".into()));
     let clients = Clients::start(&gateway.data);
     let promoted = wait_for("the promotion", &gateway, |canary| canary["state"] != "running");
@@ -714,11 +681,8 @@ fn a_fine_revision_is_promoted_over_a_restart_in_the_middle_without_a_failed_req
 
 #[test]
 fn an_operator_pauses_resumes_promotes_and_rolls_back() {
-    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
-    let folder = TempDir::new().unwrap();
-    let file = file(folder.path(), &old, &new, "steps = [{ weight = 10, soak = \"1h\" }]");
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let (_fleets, _folder, file) = revisions(&[], "steps = [{ weight = 10, soak = \"1h\" }]");
+    let gateway = Gateway::ready_with(&file);
     for (action, state, shares) in [
         ("pause", "paused", [0.9, 0.1]),
         ("resume", "running", [0.9, 0.1]),

@@ -141,8 +141,7 @@ fn a_changed_file_is_taken_a_broken_one_is_refused_and_sighup_reads_again() {
     };
     let status = |gateway: &Gateway, model: &str| post_chat(&gateway.data, &chat(model, "hi", 1), KEY).status;
     replace(&file, &named("first-name"));
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     assert_eq!((status(&gateway, "first-name"), status(&gateway, "second-name")), (200, 404));
 
     replace(&file, &named("second-name"));
@@ -207,8 +206,7 @@ fn a_reload_that_drops_the_last_tenant_warns_that_the_port_is_open() {
     let pool = format!("[[pool]]\nname = \"main\"\nreplicas = {}\n", fleet.toml());
     let tenant = format!("[[tenant]]\nname = \"t\"\nkey_sha256 = [\"{}\"]\n", "0".repeat(64));
     replace(&file, &format!("{pool}{tenant}"));
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     replace(&file, &pool);
     let warning = gateway.process.err.line_with("no [[tenant]] asks for a key");
     assert!(warning.contains("WARN") && warning.contains("127.0.0.1"), "{warning}");
@@ -326,8 +324,7 @@ fn a_reload_by_either_way_begins_an_access_log_that_was_moved_away() {
     let (file, log) = (folder.path().join("gateway.toml"), folder.path().join("access.log"));
     let pool = format!("[[pool]]\nname = \"main\"\nreplicas = {}\n", fleet.toml());
     replace(&file, &format!("{pool}[telemetry]\naccess_log = {log:?}\n"));
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     for way in ["signal", "port"] {
         std::fs::rename(&log, folder.path().join(way)).unwrap();
         match way {
@@ -676,8 +673,7 @@ fn draining(fleet: &Fleet, folder: &Path, delay: &str) -> Gateway {
     let file = folder.join("gateway.toml");
     let pool = format!("[[pool]]\nname = \"main\"\nreplicas = {}\n", fleet.toml());
     replace(&file, &format!("[server]\ndrain_delay = \"{delay}\"\n\n{pool}\n[[route]]\nmodel = \"*\"\n"));
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     gateway
 }
 

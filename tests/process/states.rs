@@ -3,20 +3,17 @@
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
-use super::rollouts::{act, canary, file, stop_gateway};
+use super::rollouts::{act, canary, revisions, stop_gateway};
 use super::serve_support::{DeadPort, Fleet, Gateway, replace, until};
 
 const STEPS: &str = "steps = [{ weight = 30, soak = \"1h\" }]";
 
 #[test]
 fn a_rollback_that_cannot_be_kept_is_in_force_says_so_and_is_kept_once_it_can() {
-    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
-    let folder = TempDir::new().unwrap();
-    let file = file(folder.path(), &old, &new, STEPS);
+    let (_fleets, folder, file) = revisions(&[], STEPS);
     let text = std::fs::read_to_string(&file).unwrap();
     replace(&file, &text.replace("canary.json", "states/canary.json"));
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     let states = folder.path().join("states");
     until("a saved state", || states.join("canary.json").exists().then_some(()));
     std::fs::rename(&states, folder.path().join("away")).unwrap();
@@ -36,8 +33,7 @@ fn a_rollback_that_cannot_be_kept_is_in_force_says_so_and_is_kept_once_it_can() 
     until("the verdict is kept", kept);
     gateway.process.signal("KILL");
     drop(gateway);
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     assert_eq!(canary(&gateway)["state"], "rolled_back");
     stop_gateway(gateway);
 }
@@ -102,9 +98,7 @@ fn a_second_gateway_on_the_same_state_files_warns_and_takes_nothing_away() {
 
 #[test]
 fn each_route_of_a_broken_state_file_is_named() {
-    let (old, new) = (Fleet::start(&[]), Fleet::start(&[]));
-    let folder = TempDir::new().unwrap();
-    let file = file(folder.path(), &old, &new, STEPS);
+    let (_fleets, folder, file) = revisions(&[], STEPS);
     let text = std::fs::read_to_string(&file).unwrap();
     let (_, route) = text.split_once("[[route]]").unwrap();
     let other = route.replace("\"chat\"", "\"other\"").replace("\"sim\"", "\"sim-2\"");
@@ -120,8 +114,7 @@ fn each_route_of_a_broken_state_file_is_named() {
     assert_eq!((&waits["state"], &waits["weight"]), (&"paused".into(), &0.0.into()), "{waits}");
     stop_gateway(gateway);
     // The broken file is out of the way by now, and what was decided is as unknown as before.
-    let gateway = Gateway::with_file(&file);
-    gateway.wait_ready();
+    let gateway = Gateway::ready_with(&file);
     let still = canary(&gateway);
     assert_eq!((&still["state"], &still["weight"]), (&"paused".into(), &0.0.into()), "{still}");
     assert_eq!(still["reason"], waits["reason"]);

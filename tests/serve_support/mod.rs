@@ -115,6 +115,13 @@ impl Gateway {
         Self::start(&["--config", file.to_str().unwrap()])
     }
 
+    /// The same once it is ready.
+    pub fn ready_with(file: &Path) -> Self {
+        let this = Self::with_file(file);
+        this.wait_ready();
+        this
+    }
+
     pub fn wait_ready(&self) {
         until("a ready gateway", || (get(&self.admin, "/readyz").status == 200).then_some(()));
     }
