@@ -42,10 +42,8 @@ async fn a_request_reaches_the_replica_reframed_and_its_answer_comes_back() {
 async fn a_connection_that_sends_no_head_is_closed_after_header_timeout() {
     let gateway = Gateway::with(|c| c.server.header_timeout = Duration::from_millis(200)).await;
     let mut silent = Client::connect(gateway.addr()).await;
-    let mut slow = Client::connect(gateway.addr()).await;
-    slow.send_raw("POST /v1/chat/completions HTTP/1.1\r\nhost: ga").await;
-    let mut preface = Client::connect(gateway.addr()).await;
-    preface.send_raw("PRI * HT").await;
+    let mut slow = raw::sent(gateway.addr(), "POST /v1/chat/completions HTTP/1.1\r\nhost: ga").await;
+    let mut preface = raw::sent(gateway.addr(), "PRI * HT").await;
     assert!(silent.is_closed().await && slow.is_closed().await && preface.is_closed().await);
     assert!(gateway.replica.seen().is_empty());
 }
@@ -53,8 +51,7 @@ async fn a_connection_that_sends_no_head_is_closed_after_header_timeout() {
 #[tokio::test]
 async fn a_later_head_is_due_from_its_first_byte_however_often_a_byte_comes() {
     let gateway = Gateway::with(|c| c.server.header_timeout = Duration::from_millis(300)).await;
-    let mut client = Client::connect(gateway.addr()).await;
-    client.send_raw(GET_VERSION).await;
+    let mut client = raw::sent(gateway.addr(), GET_VERSION).await;
     assert_eq!(client.reply().await.status(), 200);
     // Slowloris: a byte now and then, for ever.
     client.send_raw("GET /version HTTP/1.1\r\nx-slow: ").await;
@@ -78,13 +75,11 @@ async fn an_idle_connection_outlives_header_timeout_and_ends_after_keep_alive() 
         c.server.keep_alive = Duration::from_millis(2500);
     })
     .await;
-    let mut idle = Client::connect(gateway.addr()).await;
-    idle.send_raw(GET_VERSION).await;
+    let mut idle = raw::sent(gateway.addr(), GET_VERSION).await;
     assert_eq!(idle.reply().await.status(), 200);
     // A head that nobody finishes ends after header_timeout: by then that time is over for the idle one too.
     for _ in 0..2 {
-        let mut slow = Client::connect(gateway.addr()).await;
-        slow.send_raw("GET /ver").await;
+        let mut slow = raw::sent(gateway.addr(), "GET /ver").await;
         assert!(slow.is_closed().await);
     }
     idle.send_raw(GET_VERSION).await;
@@ -99,8 +94,7 @@ async fn a_slow_answer_is_cut_by_neither_bound() {
         c.server.keep_alive = Duration::from_millis(100);
     })
     .await;
-    let mut busy = Client::connect(gateway.addr()).await;
-    busy.send_raw(post(CHAT_PATH, "x-script: gated\r\n", STREAM)).await;
+    let mut busy = raw::sent(gateway.addr(), post(CHAT_PATH, "x-script: gated\r\n", STREAM)).await;
     assert!(busy.head().await.text.starts_with("HTTP/1.1 200"));
     for _ in 0..3 {
         // The time that cuts a silent connection passes.
@@ -114,8 +108,9 @@ async fn a_slow_answer_is_cut_by_neither_bound() {
 #[tokio::test]
 async fn a_body_that_stops_is_answered_408() {
     let gateway = Gateway::with(|c| c.routes[0].timeouts.client_stall = Duration::from_millis(150)).await;
-    let mut client = Client::connect(gateway.addr()).await;
-    client.send_raw("POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{").await;
+    let mut client =
+        raw::sent(gateway.addr(), "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{")
+            .await;
     let reply = client.reply().await;
     assert_eq!((reply.status(), reply.code().as_str()), (408, "timeout_client_stall"));
     assert!(client.is_closed().await);
@@ -126,13 +121,11 @@ async fn connections_past_max_connections_wait_for_a_free_place() {
     let gateway = Gateway::with(|c| c.server.max_connections = NonZeroUsize::new(2).unwrap()).await;
     let mut open = Vec::new();
     for _ in 0..2 {
-        let mut client = Client::connect(gateway.addr()).await;
-        client.send_raw(GET_VERSION).await;
+        let mut client = raw::sent(gateway.addr(), GET_VERSION).await;
         assert_eq!(client.reply().await.status(), 200);
         open.push(client);
     }
-    let mut third = Client::connect(gateway.addr()).await;
-    third.send_raw(GET_VERSION).await;
+    let mut third = raw::sent(gateway.addr(), GET_VERSION).await;
     let early = tokio::time::timeout(Duration::from_millis(200), third.head()).await;
     assert!(early.is_err(), "served past the limit");
     open.pop();
@@ -299,8 +292,7 @@ async fn too_large_a_body_is_refused_before_its_upload() {
     assert_eq!((reply.status(), reply.code().as_str()), (413, "body_limit"), "no 100 before it");
     assert!(client.is_closed().await);
 
-    let mut client = Client::connect(gateway.addr()).await;
-    client.send_raw(format!("{head}{}\r\n\r\n", CHAT.len())).await;
+    let mut client = raw::sent(gateway.addr(), format!("{head}{}\r\n\r\n", CHAT.len())).await;
     assert_eq!(client.reply().await.status(), 100);
     client.send_raw(CHAT).await;
     assert_eq!(client.reply().await.status(), 200);
@@ -342,16 +334,14 @@ async fn a_head_that_is_no_http_is_told_so_and_the_connection_closes() {
     let gateway = Gateway::start().await;
     let heads = ["hello\r\n\r\n", "GET / HTTP/1.1\r\nbad name: 1\r\n\r\n", "GET /\x01 HTTP/1.1\r\n\r\n"];
     for head in heads {
-        let mut client = Client::connect(gateway.addr()).await;
-        client.send_raw(head).await;
+        let mut client = raw::sent(gateway.addr(), head).await;
         let reply = client.reply().await;
         assert_eq!((reply.status(), reply.code().as_str()), (400, "malformed_head"), "{head:?}: {reply:?}");
         assert!(reply.field("x-request-id").is_some() && reply.field("server-timing").is_some(), "{reply:?}");
         assert!(client.is_closed().await);
     }
     // Also behind a request that was answered.
-    let mut client = Client::connect(gateway.addr()).await;
-    client.send_raw(post(CHAT_PATH, "", CHAT)).await;
+    let mut client = raw::sent(gateway.addr(), post(CHAT_PATH, "", CHAT)).await;
     assert_eq!(client.reply().await.status(), 200);
     client.send_raw("hello\r\n\r\n").await;
     assert_eq!(client.reply().await.code(), "malformed_head");
@@ -408,11 +398,9 @@ async fn a_client_that_takes_nothing_loses_its_connection_after_client_stall() {
 #[tokio::test]
 async fn a_drain_closes_each_connection_with_its_next_answer_and_cuts_no_stream() {
     let gateway = Gateway::start().await;
-    let mut stream = Client::connect(gateway.addr()).await;
-    stream.send_raw(post(CHAT_PATH, "x-script: gated\r\n", STREAM)).await;
+    let mut stream = raw::sent(gateway.addr(), post(CHAT_PATH, "x-script: gated\r\n", STREAM)).await;
     stream.head().await;
-    let mut idle = Client::connect(gateway.addr()).await;
-    idle.send_raw(GET_VERSION).await;
+    let mut idle = raw::sent(gateway.addr(), GET_VERSION).await;
     assert_eq!(idle.reply().await.field("connection"), None);
 
     gateway.app.begin_drain();
@@ -460,8 +448,7 @@ async fn a_first_request_on_its_way_when_the_drain_delay_is_over_is_answered() {
 #[tokio::test]
 async fn an_idle_connection_is_closed_when_the_drain_delay_is_over() {
     let gateway = Gateway::start().await;
-    let mut idle = Client::connect(gateway.addr()).await;
-    idle.send_raw(GET_VERSION).await;
+    let mut idle = raw::sent(gateway.addr(), GET_VERSION).await;
     assert_eq!(idle.reply().await.status(), 200);
     gateway.app.drain(Duration::ZERO).await;
     assert!(idle.is_closed().await);
@@ -477,9 +464,7 @@ async fn uploads_that_declare_much_and_send_little_cost_nobody_anything() {
     let head = format!("POST {CHAT_PATH} HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n{{", 1 << 20);
     let mut hogs = Vec::new();
     for _ in 0..32 {
-        let mut hog = Client::connect(gateway.addr()).await;
-        hog.send_raw(&head).await;
-        hogs.push(hog);
+        hogs.push(raw::sent(gateway.addr(), &head).await);
     }
     until("all are being read", || gateway.open_requests() == 32).await;
     gateway.is_well().await;
@@ -502,9 +487,7 @@ async fn half_uploads_that_fill_the_memory_finish_one_after_the_other() {
     let half = call.len() / 2;
     let mut clients = Vec::new();
     for _ in 0..6 {
-        let mut client = Client::connect(gateway.addr()).await;
-        client.send_raw(&call[..half]).await;
-        clients.push(client);
+        clients.push(raw::sent(gateway.addr(), &call[..half]).await);
     }
     until("all have begun", || gateway.open_requests() == 6).await;
     let ends = clients.into_iter().map(|mut client| {
@@ -668,8 +651,7 @@ async fn an_http10_client_sees_a_reset_of_a_broken_stream_and_the_end_of_a_whole
         post(CHAT_PATH, &format!("x-script: {script}\r\n"), STREAM).replacen("HTTP/1.1", "HTTP/1.0", 1)
     };
     gateway.replica.let_go(3);
-    let mut client = Client::connect(gateway.addr()).await;
-    client.send_raw(call("gated")).await;
+    let mut client = raw::sent(gateway.addr(), call("gated")).await;
     let whole = String::from_utf8(client.until_closed().await).unwrap();
     assert!(whole.contains("fourth") && whole.ends_with("[DONE]\n\n"), "{whole}");
 
@@ -789,12 +771,10 @@ async fn a_panic_is_a_500_on_its_request_and_counted() {
 async fn past_max_connections_clients_wait_and_a_gauge_says_so() {
     let gateway = Gateway::with(|c| c.server.max_connections = NonZeroUsize::new(2).unwrap()).await;
     let first = Client::connect(gateway.addr()).await;
-    let mut second = Client::connect(gateway.addr()).await;
-    second.send_raw(GET_VERSION).await;
+    let mut second = raw::sent(gateway.addr(), GET_VERSION).await;
     assert_eq!(second.reply().await.status(), 200);
     until("the limit shows", || gateway.sum("tokenway_connections_waiting", &[]) == 1.0).await;
-    let mut third = Client::connect(gateway.addr()).await;
-    third.send_raw(GET_VERSION).await;
+    let mut third = raw::sent(gateway.addr(), GET_VERSION).await;
     drop(first);
     assert_eq!(third.reply().await.status(), 200);
     drop((second, third));

@@ -170,8 +170,7 @@ async fn a_protocol_that_is_not_offered_ends_the_handshake() {
 async fn clear_text_on_a_tls_port_is_told_so_and_not_served() {
     let files = Files::new();
     let gateway = Gateway::with(|c| c.server.tls = Some(files.tls(false))).await;
-    let mut client = Client::connect(gateway.addr()).await;
-    client.send_raw(post(CHAT_PATH, "", CHAT)).await;
+    let mut client = raw::sent(gateway.addr(), post(CHAT_PATH, "", CHAT)).await;
     let answer = client.reply().await;
     assert_eq!((answer.status(), answer.code().as_str()), (400, "tls_required"), "{answer:?}");
     assert!(client.is_closed().await);
@@ -375,8 +374,7 @@ async fn engines_that_ask_for_a_certificate_get_the_pool_s_and_a_reload_changes_
     apply(&mut gateway, &tls).unwrap();
     until("probes pass with the certificate", || is_ready(&gateway)).await;
     // A stream over TLS in both halves of a reload.
-    let mut stream = Client::connect(gateway.addr()).await;
-    stream.send_raw(post(CHAT_PATH, "x-script: gated\r\n", STREAM)).await;
+    let mut stream = raw::sent(gateway.addr(), post(CHAT_PATH, "x-script: gated\r\n", STREAM)).await;
     assert!(stream.head().await.text.starts_with("HTTP/1.1 200"));
 
     // Files that cannot be used change nothing.

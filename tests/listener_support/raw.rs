@@ -19,7 +19,12 @@ pub async fn ask(addr: SocketAddr, path: &str, body: &str) -> Reply {
 
 /// These bytes on a connection of their own, and the first answer.
 pub async fn exchange(addr: SocketAddr, bytes: impl AsRef<[u8]>) -> Reply {
+    sent(addr, bytes).await.reply().await
+}
+
+/// A connection of its own on which these bytes were sent.
+pub async fn sent(addr: SocketAddr, bytes: impl AsRef<[u8]>) -> Client {
     let mut client = Client::connect(addr).await;
     client.send_raw(bytes).await;
-    client.reply().await
+    client
 }
