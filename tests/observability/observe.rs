@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::support::{
-    Collector, Gateway, config, first_token, get, observer, observers, record, request, request_bytes,
+    Collector, Gateway, config, first_token, get, json, observer, observers, record, request, request_bytes,
     status, until, value,
 };
 
@@ -526,11 +526,7 @@ async fn the_admin_port_answers_its_paths() {
 async fn the_admin_api_tells_what_happened() {
     let (address, _gateway, observer) = admin(None).await;
     one_request(&observer);
-    let json = async |path| -> serde_json::Value {
-        let (status, _, body) = get(address, path).await;
-        assert_eq!(status, 200, "{path}");
-        serde_json::from_str(&body).unwrap()
-    };
+    let json = async |path: &str| json(address, path).await;
     assert_eq!(json("/api/fleet").await["replicas"][0]["signals"]["waiting"], 5.0);
     let fleet = json("/api/fleet").await;
     for reported in [&fleet["replicas"][0]["calibration"], &fleet["pools"][0]["calibration"]] {
@@ -608,11 +604,7 @@ fn members(json: &serde_json::Value) -> BTreeSet<String> {
 async fn every_path_of_the_api_has_a_version_and_is_in_the_index() {
     let (address, _gateway, observer) = admin(None).await;
     one_request(&observer);
-    let json = async |path: &str| -> serde_json::Value {
-        let (status, _, body) = get(address, path).await;
-        assert_eq!(status, 200, "{path}");
-        serde_json::from_str(&body).unwrap()
-    };
+    let json = async |path: &str| json(address, path).await;
     for path in ["/api/v1", "/api/v1/", "/api/"] {
         assert_eq!(json(path).await["api"], "v1", "{path}");
     }
@@ -651,11 +643,7 @@ async fn a_slow_request_is_kept_with_its_stages_attempts_and_decision() {
         failed.trace.root = i;
         observer.record(&Arc::new(failed));
     }
-    let json = async |path: &str| -> serde_json::Value {
-        let (status, _, body) = get(address, path).await;
-        assert_eq!(status, 200, "{path}: {body}");
-        serde_json::from_str(&body).unwrap()
-    };
+    let json = async |path: &str| json(address, path).await;
     let shown = json("/api/v1/requests/slow-1").await;
     assert_eq!(
         (&shown["kept"], &shown["slo_missed"], &shown["slo_missed_in"]),

@@ -380,6 +380,13 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> (u16, String, String
     request(address, &format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")).await
 }
 
+/// The JSON of a GET that succeeds.
+pub(crate) async fn json(address: SocketAddr, path: &str) -> serde_json::Value {
+    let (status, _, body) = get(address, path).await;
+    assert_eq!(status, 200, "{path}: {body}");
+    serde_json::from_str(&body).unwrap()
+}
+
 /// Status, head and body of a request written out.
 pub(crate) async fn request(address: SocketAddr, text: &str) -> (u16, String, String) {
     let (status, head, body) = request_bytes(address, text).await;
