@@ -673,8 +673,7 @@ fn draining(fleet: &Fleet, folder: &Path, delay: &str) -> Gateway {
     let file = folder.join("gateway.toml");
     let pool = format!("[[pool]]\nname = \"main\"\nreplicas = {}\n", fleet.toml());
     replace(&file, &format!("[server]\ndrain_delay = \"{delay}\"\n\n{pool}\n[[route]]\nmodel = \"*\"\n"));
-    let gateway = Gateway::ready_with(&file);
-    gateway
+    Gateway::ready_with(&file)
 }
 
 const PROMPT: &str = "canary-prompt-5417";

@@ -16,8 +16,7 @@ fn tenant(name: &str, more: &str) -> String {
 fn gateway(fleet: &Fleet, folder: &TempDir, rest: &str) -> Gateway {
     let file = folder.path().join("gateway.toml");
     replace(&file, &format!("[[pool]]\nname = \"main\"\nreplicas = [{:?}]\n{rest}", fleet.urls[0]));
-    let gateway = Gateway::ready_with(&file);
-    gateway
+    Gateway::ready_with(&file)
 }
 
 /// Tokens of the prompt that the engine had in its cache.
