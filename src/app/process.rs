@@ -94,11 +94,13 @@ pub fn serve(launch: Launch) -> Result<(), RunError> {
         // Before what takes time: by default a SIGHUP ends a process, and those who renew certificates send one at any moment.
         let signals = signals::listen()?;
         // Before it is read: what changes in between is read again.
-        let watched = launch.watch();
+        let own_file = launch.watch();
         let config = Arc::new(launch.load()?);
+        // Before the listeners read their certificates, likewise.
+        let named_files = watched(&config.files);
         let running = Running::start(launch, config, &runtimes, None)?;
         running.announce(open_files);
-        running.serve_until_signal(signals, watched).await?;
+        running.serve_until_signal(signals, own_file, named_files).await?;
         Ok(())
     });
     runtimes.end();
@@ -248,9 +250,9 @@ impl Running {
         &self,
         mut signals: mpsc::Receiver<Signal>,
         mut own_file: Watched,
+        mut named_files: Watched,
     ) -> io::Result<()> {
         let mut files = self.control.files();
-        let mut named_files = watched(&files);
         let end = loop {
             // Every arm is cancel-safe: each returns what happened and loses nothing.
             let signal = tokio::select! {
