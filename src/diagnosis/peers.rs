@@ -1,8 +1,10 @@
 //! Who differs from the others: a replica, a revision, or whose load has grown ([`super::growth`]); pure.
 //!
-//! A replica or revision is compared with the others of the same route, a tenant and a class with their own share before
-//! the last minute. Whoever does not differ is not named: then the cause is shared.
+//! A revision is compared with the others of the same route, the times of a replica with those of its pool and revision, a
+//! tenant and a class with their own share before the last minute. Whoever does not differ is not named: then the cause is
+//! shared.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +21,7 @@ use crate::labels::OTHER;
 use crate::observe::history::{Dimension, Part, Slot};
 use crate::observe::lag::Lateness;
 use crate::stage::Stage;
-use crate::stats::{Counts, upper_quantile};
+use crate::stats::{Counts, Mean, upper_quantile};
 
 #[derive(Default)]
 pub(crate) struct RouteFigures {
@@ -106,14 +108,12 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
         add(&mut found, Some(Outlier { dimension, name, evidence: far.evidence() }));
     }
     let of_engines = cause.filter(|cause| is_of_one_engine(cause, &figures.replicas));
-    let differs_there = |part: &Part, others: &[&Part]| differs(part, others, of_engines);
-    add(&mut found, compare(slot, Dimension::Replica, differs_there));
+    add(&mut found, replica_apart(slot, &figures.replicas, of_engines));
     for status in &figures.replicas {
         let failing = demoted(status, &figures.replicas, slot).or_else(|| back(status));
         add(&mut found, failing.filter(|_| !is_by_chance(status)));
     }
-    let revision = compare(slot, Dimension::Revision, differs_there);
-    add(&mut found, revision.filter(|it| !is_of_one_replica(&it.name, &figures.replicas, slot, of_engines)));
+    add(&mut found, revision_apart(slot, figures, of_engines));
     if let Some(cause) = cause.filter(|cause| cause.ways.far.is_empty()) {
         add(&mut found, longest_queue(&figures.replicas, cause));
         let is_load =
@@ -127,7 +127,10 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
     }
     if let Some(cause) = cause.filter(|_| found.is_empty()) {
         // What it asks for, or how it reads, is then what is slow.
-        let misses = |part: &Part, others: &[&Part]| misses_more(part, others, cause.stage);
+        let misses = |name: &Arc<str>, part: &Part| {
+            let others = Others::beside(others_of(slot.parts_of(Dimension::Tenant), name));
+            misses_more(part, &others, cause.stage)
+        };
         add(&mut found, compare(slot, Dimension::Tenant, misses));
     }
     found.truncate(MAX_OUTLIERS);
@@ -148,7 +151,7 @@ pub(crate) fn beyond_lag(figures: &RouteFigures, cause: &Cause) -> Option<Outlie
     let is_of_prompts = matches!(cause.stage, Stage::EngineQueue | Stage::Prefill);
     let of_engines = Some(cause).filter(|_| is_of_prompts && is_of_one_engine(cause, &figures.replicas));
     let (slot, stage) = (&figures.minute.slot, of_engines?.stage);
-    let outlier = compare(slot, Dimension::Replica, |part, others| differs(part, others, of_engines))?;
+    let outlier = replica_apart(slot, &figures.replicas, of_engines)?;
     let missed = |part: &Part| part.missed_in[stage];
     let own = slot.of(Dimension::Replica, &outlier.name)?;
     let others = others_of(slot.parts_of(Dimension::Replica), &outlier.name);
@@ -278,17 +281,67 @@ fn failures_beside(status: &ReplicaStatus, all: &[ReplicaStatus], slot: &Slot) -
     (failures(status).unwrap_or_default(), peers_of(status, all).filter_map(failures).sum())
 }
 
-/// The one that differs most from the others.
+/// Whom one is compared with.
+struct Others<'a> {
+    /// Beside whom what fails is its own.
+    all: Vec<&'a Part>,
+    /// Of whose requests the times are like its own.
+    alike: Vec<&'a Part>,
+    /// What a sentence calls those.
+    called: Cow<'static, str>,
+    /// Seconds to their first tokens over the work that was in them.
+    over_work: fn(&Part) -> Mean,
+}
+
+impl<'a> Others<'a> {
+    /// Of any pool: each learns its own speed, by which a slow one is as slow as expected.
+    fn beside(all: Vec<&'a Part>) -> Self {
+        Self { alike: all.clone(), all, called: "the others".into(), over_work: |part| part.per_token }
+    }
+
+    /// Of a replica those of its pool and revision, where there are others: what all of a revision do is no fault of one.
+    fn of_replica(name: &Arc<str>, slot: &'a Slot, replicas: &[ReplicaStatus]) -> Self {
+        let others = Self::beside(others_of(slot.parts_of(Dimension::Replica), name));
+        let Some(own) = replicas.iter().find(|status| status.replica == *name) else { return others };
+        let mut peers = peers_of(own, replicas).filter(|peer| peer.revision == own.revision).peekable();
+        if peers.peek().is_none() {
+            return others;
+        }
+        let alike = peers.filter_map(|peer| slot.of(Dimension::Replica, &peer.replica)).collect();
+        Self { alike, over_work: |part| part.over_expected, ..others }
+    }
+
+    /// Of a revision those that serve beside it.
+    fn of_revision(name: &Arc<str>, slot: &'a Slot) -> Self {
+        Self::beside(others_of(slot.parts_of(Dimension::Revision), name))
+    }
+}
+
+/// The replica that differs most from the others.
+fn replica_apart(slot: &Slot, replicas: &[ReplicaStatus], cause: Option<&Cause>) -> Option<Outlier> {
+    compare(slot, Dimension::Replica, |name, part| {
+        differs(part, &Others::of_replica(name, slot, replicas), cause)
+    })
+}
+
+/// The revision that differs most from the others, and not by one of its replicas alone.
+fn revision_apart(slot: &Slot, figures: &RouteFigures, cause: Option<&Cause>) -> Option<Outlier> {
+    let found = compare(slot, Dimension::Revision, |name, part| {
+        differs(part, &Others::of_revision(name, slot), cause)
+    });
+    found.filter(|it| !is_of_one_replica(&it.name, &figures.replicas, slot, cause))
+}
+
+/// The one that differs most.
 fn compare(
     slot: &Slot,
     dimension: Dimension,
-    differs: impl Fn(&Part, &[&Part]) -> Option<(f64, String)>,
+    differs: impl Fn(&Arc<str>, &Part) -> Option<(f64, String)>,
 ) -> Option<Outlier> {
-    let parts: Vec<_> = slot.parts_of(dimension).collect();
     // What several share is compared with, and none to look at.
-    let named = parts.iter().filter(|(name, _)| ***name != *OTHER);
+    let named = slot.parts_of(dimension).filter(|(name, _)| ***name != *OTHER);
     let found = named.filter_map(|(name, part)| {
-        let (strength, evidence) = differs(part, &others_of(parts.iter().copied(), name))?;
+        let (strength, evidence) = differs(name, part)?;
         Some((strength, Outlier { dimension, name: Arc::clone(name), evidence }))
     });
     found.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, outlier)| outlier)
@@ -299,13 +352,13 @@ fn others_of<'a>(parts: impl Iterator<Item = (&'a Arc<str>, &'a Part)>, name: &A
 }
 
 /// How much its requests fail, miss or take longer in the blamed stage than those of the others, and in what.
-fn differs(part: &Part, others: &[&Part], cause: Option<&Cause>) -> Option<(f64, String)> {
-    if others.is_empty() {
+fn differs(part: &Part, others: &Others<'_>, cause: Option<&Cause>) -> Option<(f64, String)> {
+    if others.all.is_empty() {
         return None;
     }
     // What the gateway itself takes is no replica's, whatever requests happened to go there next.
     let stage = cause.map(|cause| cause.stage).filter(|stage| !stage.is_of_gateway());
-    let named = answers_nothing(part, others).or_else(|| fails(part, others));
+    let named = answers_nothing(part, others).or_else(|| fails(part, &others.all));
     named.or_else(|| {
         let stage = stage.filter(|stage| !is_explained(part, others, *stage))?;
         is_slower(part, others, stage).or_else(|| misses_more(part, others, stage))
@@ -315,23 +368,24 @@ fn differs(part: &Part, others: &[&Part], cause: Option<&Cause>) -> Option<(f64,
 /// Whether a revision is like the others without one of its replicas: then that one is sick, and the revision is not.
 fn is_of_one_replica(name: &Arc<str>, all: &[ReplicaStatus], slot: &Slot, cause: Option<&Cause>) -> bool {
     let Some(revision) = slot.of(Dimension::Revision, name) else { return false };
-    let others = others_of(slot.parts_of(Dimension::Revision), name);
+    let others = Others::of_revision(name, slot);
     let own = all.iter().filter(|status| status.revision == *name);
     let mut rests = own.filter_map(|status| revision.without(slot.of(Dimension::Replica, &status.replica)?));
     rests.any(|rest| differs(&rest, &others, cause).is_none())
 }
 
-fn answers_nothing(part: &Part, others: &[&Part]) -> Option<(f64, String)> {
+fn answers_nothing(part: &Part, others: &Others<'_>) -> Option<(f64, String)> {
     let of = |part: &Part| Count::new(part.empty, part.answers);
-    let (own, rest) = (of(part), others.iter().map(|other| of(other)).sum::<Count>());
+    let (own, rest) = (of(part), others.all.iter().map(|other| of(other)).sum::<Count>());
     let is_it = part.empty >= FEW
         && own.share() >= EMPTY
         && own.share() >= EMPTIER * rest.share()
         && own.exceeds(rest);
     is_it.then(|| {
         let evidence = format!(
-            "answers {} of its requests with no text, the others {}",
+            "answers {} of its requests with no text, {} {}",
             share(own.share()),
+            others.called,
             share(rest.share())
         );
         (f64::from(part.empty) * 100.0, evidence)
@@ -364,20 +418,21 @@ fn fails(part: &Part, others: &[&Part]) -> Option<(f64, String)> {
 }
 
 /// Whether the wait for first tokens is that of its work: prefix affinity sends one replica the colder prompts.
-fn is_explained(part: &Part, others: &[&Part], stage: Stage) -> bool {
-    let mut rest: Vec<f64> = others.iter().filter_map(|other| other.over_expected.value()).collect();
-    let pair = part.over_expected.value().zip(upper_quantile(&mut rest, 0.5));
+fn is_explained(part: &Part, others: &Others<'_>, stage: Stage) -> bool {
+    let of = |part: &Part| (others.over_work)(part).value();
+    let mut rest: Vec<f64> = others.alike.iter().filter_map(|other| of(other)).collect();
+    let pair = of(part).zip(upper_quantile(&mut rest, 0.5));
     let is_of_prompts = matches!(stage, Stage::EngineQueue | Stage::Prefill);
     is_of_prompts && pair.is_some_and(|(own, usual)| own < DIFFERS_FROM_USUAL * usual)
 }
 
-fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String)> {
+fn is_slower(part: &Part, others: &Others<'_>, stage: Stage) -> Option<(f64, String)> {
     let of = |part: &Part| -> Option<f64> {
         let enough = part.stages[stage].count >= f64::from(FEW);
         let itl = (stage == Stage::Decode).then(|| part.itl.value()).flatten();
         itl.or_else(|| part.mean(stage).filter(|_| enough))
     };
-    let (own, mut rest) = (of(part)?, others.iter().filter_map(|other| of(other)).collect::<Vec<_>>());
+    let (own, mut rest) = (of(part)?, others.alike.iter().filter_map(|other| of(other)).collect::<Vec<_>>());
     // The upper median: where two of three are slow, neither stands out.
     let usual = upper_quantile(&mut rest, 0.5)?;
     let missed = part.missed_in[stage];
@@ -385,16 +440,17 @@ fn is_slower(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String
     let by_token = stage == Stage::Decode && part.itl.count >= TOKENS;
     let is_far = own - usual >= MIN_DIFFERENCE.min(usual * 2.0).max(NOISE);
     // Tokens of the calm minute before are in the mean of one that has just become slow.
-    let is_late =
-        || by_token && own - usual >= NOISE && late_of(part, stage).exceeds(late_of_all(others, stage));
+    let is_late = || {
+        by_token && own - usual >= NOISE && late_of(part, stage).exceeds(late_of_all(&others.alike, stage))
+    };
     let is_it = missed >= if by_token && own >= FAR_SLOWER * usual { FEW } else { MISSES }
         && own >= DIFFERS * usual
         && (is_far || is_late());
     is_it.then(|| {
-        let (its, theirs) = (seconds(own), seconds(usual));
+        let (its, theirs, called) = (seconds(own), seconds(usual), &others.called);
         let evidence = match stage {
-            Stage::Decode if part.itl.count > 0.0 => format!("takes {its} for a token, the others {theirs}"),
-            _ => format!("has {its} of {} on average, the others {theirs}", stage.as_str()),
+            Stage::Decode if part.itl.count > 0.0 => format!("takes {its} for a token, {called} {theirs}"),
+            _ => format!("has {its} of {} on average, {called} {theirs}", stage.as_str()),
         };
         (own / usual.max(1e-4), evidence)
     })
@@ -409,14 +465,16 @@ fn late_of_all(parts: &[&Part], stage: Stage) -> Count {
     parts.iter().map(|part| late_of(part, stage)).sum()
 }
 
-fn misses_more(part: &Part, others: &[&Part], stage: Stage) -> Option<(f64, String)> {
-    let (own, rest) = (late_of(part, stage), late_of_all(others, stage));
+fn misses_more(part: &Part, others: &Others<'_>, stage: Stage) -> Option<(f64, String)> {
+    let (own, rest) = (late_of(part, stage), late_of_all(&others.alike, stage));
     let (rate, usual) = (own.share(), rest.share());
     let is_known = own.bad >= f64::from(MISSES) && rest.all >= f64::from(MISSES);
     let is_it = is_known && rate >= 2.0 * usual && rate - usual >= 0.1 && own.exceeds(rest);
+    let strength = rate / usual.max(0.01);
     is_it.then(|| {
-        let evidence = format!("misses {} of its requests, the others {}", share(rate), share(usual));
-        (rate / usual.max(0.01), evidence)
+        let (rate, usual, called) = (share(rate), share(usual), &others.called);
+        let evidence = format!("misses {rate} of its requests, {called} {usual}");
+        (strength, evidence)
     })
 }
 

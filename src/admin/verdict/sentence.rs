@@ -174,8 +174,8 @@ fn who(
         Dimension::Tenant => format!("tenant {} {}", outlier.name, outlier.evidence),
     });
     let mut named: Vec<String> = named.collect();
-    let has_replica = outliers.iter().any(|outlier| outlier.dimension == Dimension::Replica);
-    if is_of_replicas && !has_replica {
+    let has_engine = outliers.iter().any(|outlier| outlier.dimension.is_engine());
+    if is_of_replicas && !has_engine {
         let alike = match (&figures.replicas[..], all_at) {
             ([], _) => return named,
             ([one], _) => format!("its only replica is {}", one.replica),

@@ -664,6 +664,57 @@ fn a_revision_is_named_only_if_it_is_slow_without_its_slowest_replica_too() {
     names(&judged((5, 15, (Stage::Prefill, 1.6, 1.0))), "revision v1 stands out: has 1.5 s of prefill");
 }
 
+/// Replicas of revisions that have pools of their own, and what they did; the same of each revision as a whole.
+fn of_revisions(all: &[(&'static str, Did)]) -> RouteFigures {
+    let replicas = all.iter().map(|(revision, did)| ReplicaStatus {
+        pool: (*revision).into(),
+        revision: (*revision).into(),
+        ..ready(did.replica, 0.0)
+    });
+    let replicas = replicas.collect();
+    let names: Vec<_> = all.iter().map(|(revision, did)| (*revision, did.replica)).collect();
+    let dids: Vec<Did> = all.iter().map(|(_, did)| Did { ..*did }).collect();
+    let mut now = slot(TTFT, &dids);
+    for (revision, replica) in names {
+        let part = part(&mut now.slot, replica);
+        let Mean { sum, count } = part.stages[Stage::Prefill];
+        part.first_tokens = Mean { sum, count };
+        // Each pool has learned its own speed; a prompt has 400 tokens.
+        (part.over_expected, part.per_token) = (Mean { sum, count: sum }, Mean { sum, count: 400.0 * count });
+        let part = part.clone();
+        now.slot.parts.entry((Dimension::Revision, revision.into())).or_default().merge(&part);
+    }
+    figures(now, replicas)
+}
+
+#[test]
+fn a_slow_revision_in_a_pool_of_its_own_is_named_and_no_replica_of_it() {
+    let fine = |name| ("v1", did(name, 40, 0, (Stage::Prefill, 0.08, 0.08)));
+    let slow = |name, seconds| ("v2", did(name, 10, 20, (Stage::Prefill, seconds, 0.3)));
+    let mut figures = of_revisions(&[fine("a1"), fine("a2"), slow("b1", 0.6), slow("b2", 0.8)]);
+    names_only(
+        &figures,
+        "40 of 40 misses in prefill | revision v2 stands out: has 567 ms of prefill on average, the others 80 ms",
+        "replica | shared",
+    );
+    // What it had more of to compute explains it.
+    for revision in ["v1", "v2"] {
+        let part = figures.minute.slot.parts.get_mut(&(Dimension::Revision, revision.into())).unwrap();
+        part.per_token.count = part.per_token.sum / 0.0002;
+    }
+    names_only(&figures, "40 of 40 misses in prefill | shared by all 4 replicas", "stands out");
+    // One that is slower than its like is named, and its revision is not.
+    let all =
+        [fine("a1"), fine("a2"), slow("b1", 2.6), ("v2", did("b2", 30, 0, (Stage::Prefill, 0.08, 0.08)))];
+    let mut figures = of_revisions(&all);
+    part(&mut figures.minute.slot, "b1").over_expected.count /= 6.0;
+    names_only(
+        &figures,
+        "replica b1 stands out: has 1.8 s of prefill on average, the others 80 ms",
+        "revision",
+    );
+}
+
 #[test]
 fn refusals_and_slow_connections_are_told_by_their_stage() {
     let figures_of = |slot| figures(slot, queues([0.0; 2]));

@@ -31,7 +31,7 @@ labels! {
 
 impl Dimension {
     /// Whether it is of an engine, not of the client.
-    fn is_engine(self) -> bool {
+    pub fn is_engine(self) -> bool {
         matches!(self, Self::Replica | Self::Revision)
     }
 
@@ -77,6 +77,8 @@ pub struct Part {
     pub first_tokens: Mean,
     /// Seconds to first tokens, over what the same work was predicted to take at the pool's speed.
     pub over_expected: Mean,
+    /// Seconds to first tokens, over the prompt tokens that were to be computed: the same of any pool.
+    pub per_token: Mean,
 }
 
 impl Part {
@@ -139,6 +141,7 @@ impl Part {
         self.itl += other.itl;
         self.first_tokens += other.first_tokens;
         self.over_expected += other.over_expected;
+        self.per_token += other.per_token;
     }
 
     /// A revision without one of its replicas; `None` if nothing is left, or if the replica has requests of another revision as well.
@@ -156,6 +159,7 @@ impl Part {
         }
         rest.first_tokens -= replica.first_tokens;
         rest.over_expected -= replica.over_expected;
+        rest.per_token -= replica.per_token;
         Some(rest)
     }
 }
@@ -240,6 +244,9 @@ impl Slot {
         let expected =
             record.decision.as_ref().and_then(|d| Some(d.predicted_ttft?.as_secs_f64() / d.pace.max(0.01)));
         let ttft = record.ttft().map(|ttft| ttft.as_secs_f64());
+        let prompt = record.tokens.input.unwrap_or(record.estimated_input).0;
+        let cached = record.decision.as_ref().map_or(0, |decision| decision.predicted_hit.0);
+        let computed = prompt.saturating_sub(cached).max(1) as f64;
         let charges = Charges::of(record);
         let charged = charges.charged;
         let is_counted = u32::from(judgement.verdict != SloVerdict::NotCounted);
@@ -247,13 +254,14 @@ impl Slot {
             let part = self.part(dimension, &name);
             part.requests += 1;
             part.judged += is_counted;
-            part.prompt_tokens += record.tokens.input.unwrap_or(record.estimated_input).0;
+            part.prompt_tokens += prompt;
             // What was lost at the attempts before is in it.
             let ttft = ttft.filter(|_| !charges.is_later || !dimension.is_engine());
             part.first_tokens.add(ttft);
             if let Some((sum, count)) = ttft.zip(expected) {
                 part.over_expected += Mean { sum, count };
             }
+            part.per_token += ttft.map_or(Mean::default(), |sum| Mean { sum, count: computed });
             part.add_stages(judgement, |stage| charges.is_own(dimension, &name, stage), 1);
             if let (Dimension::Replica | Dimension::Revision, Some((at, attempt))) = (dimension, charged) {
                 part.attempt(dimension, attempt, has_failed(record, at, attempt));
