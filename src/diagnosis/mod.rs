@@ -8,6 +8,7 @@ pub(crate) mod engines;
 mod events;
 pub(crate) mod figures;
 mod growth;
+mod others;
 pub(crate) mod peers;
 mod signals;
 pub(crate) mod table;

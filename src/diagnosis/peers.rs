@@ -1,10 +1,9 @@
 //! Who differs from the others: a replica, a revision, or whose load has grown ([`super::growth`]); pure.
 //!
-//! A revision is compared with the others of the same route, the times of a replica with those of its pool and revision, a
-//! tenant and a class with their own share before the last minute. Whoever does not differ is not named: then the cause is
-//! shared.
+//! A revision is compared with the others of the same route or with those that it replaced, the times of a replica with
+//! those of its pool and revision ([`super::others`]), a tenant and a class with their own share before the last minute.
+//! Whoever does not differ is not named: then the cause is shared.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +11,7 @@ use std::time::Duration;
 use super::engines::{self, Ways};
 use super::figures::{Count, seconds, share};
 use super::growth::grown;
+use super::others::{Others, others_of, peers_of};
 use super::table::{
     DEMOTED, DIFFERS, DIFFERS_FROM_USUAL, EMPTIER, EMPTY, FAILING, FAILURES_OF_ONE, FAR_SLOWER, FEW,
     MIN_DIFFERENCE, MISSES, NOISE, QUEUE, TOKENS,
@@ -21,7 +21,7 @@ use crate::labels::OTHER;
 use crate::observe::history::{Dimension, Part, Slot};
 use crate::observe::lag::Lateness;
 use crate::stage::Stage;
-use crate::stats::{Counts, Mean, upper_quantile};
+use crate::stats::{Counts, upper_quantile};
 
 #[derive(Default)]
 pub(crate) struct RouteFigures {
@@ -271,50 +271,10 @@ fn demoted(status: &ReplicaStatus, all: &[ReplicaStatus], slot: &Slot) -> Option
     Some(replica(status, evidence))
 }
 
-fn peers_of<'a>(status: &ReplicaStatus, all: &'a [ReplicaStatus]) -> impl Iterator<Item = &'a ReplicaStatus> {
-    all.iter().filter(|peer| peer.pool == status.pool && peer.replica != status.replica)
-}
-
 /// Failures at a replica, and at its peers.
 fn failures_beside(status: &ReplicaStatus, all: &[ReplicaStatus], slot: &Slot) -> (Count, Count) {
     let failures = |of: &ReplicaStatus| slot.of(Dimension::Replica, &of.replica).map(failures_of);
     (failures(status).unwrap_or_default(), peers_of(status, all).filter_map(failures).sum())
-}
-
-/// Whom one is compared with.
-struct Others<'a> {
-    /// Beside whom what fails is its own.
-    all: Vec<&'a Part>,
-    /// Of whose requests the times are like its own.
-    alike: Vec<&'a Part>,
-    /// What a sentence calls those.
-    called: Cow<'static, str>,
-    /// Seconds to their first tokens over the work that was in them.
-    over_work: fn(&Part) -> Mean,
-}
-
-impl<'a> Others<'a> {
-    /// Of any pool: each learns its own speed, by which a slow one is as slow as expected.
-    fn beside(all: Vec<&'a Part>) -> Self {
-        Self { alike: all.clone(), all, called: "the others".into(), over_work: |part| part.per_token }
-    }
-
-    /// Of a replica those of its pool and revision, where there are others: what all of a revision do is no fault of one.
-    fn of_replica(name: &Arc<str>, slot: &'a Slot, replicas: &[ReplicaStatus]) -> Self {
-        let others = Self::beside(others_of(slot.parts_of(Dimension::Replica), name));
-        let Some(own) = replicas.iter().find(|status| status.replica == *name) else { return others };
-        let mut peers = peers_of(own, replicas).filter(|peer| peer.revision == own.revision).peekable();
-        if peers.peek().is_none() {
-            return others;
-        }
-        let alike = peers.filter_map(|peer| slot.of(Dimension::Replica, &peer.replica)).collect();
-        Self { alike, over_work: |part| part.over_expected, ..others }
-    }
-
-    /// Of a revision those that serve beside it.
-    fn of_revision(name: &Arc<str>, slot: &'a Slot) -> Self {
-        Self::beside(others_of(slot.parts_of(Dimension::Revision), name))
-    }
 }
 
 /// The replica that differs most from the others.
@@ -327,9 +287,9 @@ fn replica_apart(slot: &Slot, replicas: &[ReplicaStatus], cause: Option<&Cause>)
 /// The revision that differs most from the others, and not by one of its replicas alone.
 fn revision_apart(slot: &Slot, figures: &RouteFigures, cause: Option<&Cause>) -> Option<Outlier> {
     let found = compare(slot, Dimension::Revision, |name, part| {
-        differs(part, &Others::of_revision(name, slot), cause)
+        differs(part, &Others::of_revision(name, slot, &figures.before.0), cause)
     });
-    found.filter(|it| !is_of_one_replica(&it.name, &figures.replicas, slot, cause))
+    found.filter(|it| !is_of_one_replica(&it.name, slot, figures, cause))
 }
 
 /// The one that differs most.
@@ -347,10 +307,6 @@ fn compare(
     found.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, outlier)| outlier)
 }
 
-fn others_of<'a>(parts: impl Iterator<Item = (&'a Arc<str>, &'a Part)>, name: &Arc<str>) -> Vec<&'a Part> {
-    parts.filter(|(other, _)| *other != name).map(|(_, part)| part).collect()
-}
-
 /// How much its requests fail, miss or take longer in the blamed stage than those of the others, and in what.
 fn differs(part: &Part, others: &Others<'_>, cause: Option<&Cause>) -> Option<(f64, String)> {
     if others.all.is_empty() {
@@ -366,10 +322,10 @@ fn differs(part: &Part, others: &Others<'_>, cause: Option<&Cause>) -> Option<(f
 }
 
 /// Whether a revision is like the others without one of its replicas: then that one is sick, and the revision is not.
-fn is_of_one_replica(name: &Arc<str>, all: &[ReplicaStatus], slot: &Slot, cause: Option<&Cause>) -> bool {
+fn is_of_one_replica(name: &Arc<str>, slot: &Slot, figures: &RouteFigures, cause: Option<&Cause>) -> bool {
     let Some(revision) = slot.of(Dimension::Revision, name) else { return false };
-    let others = Others::of_revision(name, slot);
-    let own = all.iter().filter(|status| status.revision == *name);
+    let others = Others::of_revision(name, slot, &figures.before.0);
+    let own = figures.replicas.iter().filter(|status| status.revision == *name);
     let mut rests = own.filter_map(|status| revision.without(slot.of(Dimension::Replica, &status.replica)?));
     rests.any(|rest| differs(&rest, &others, cause).is_none())
 }

@@ -716,6 +716,21 @@ fn a_slow_revision_in_a_pool_of_its_own_is_named_and_no_replica_of_it() {
 }
 
 #[test]
+fn a_slow_revision_is_named_after_those_that_it_replaced_are_gone() {
+    let fine = |name| ("v1", did(name, 300, 0, (Stage::Prefill, 0.08, 0.08)));
+    let slow = |name| ("v2", did(name, 10, 20, (Stage::Prefill, 0.6, 0.3)));
+    let mut figures = of_revisions(&[slow("b1"), slow("b2")]);
+    names_only(&figures, "40 of 40 misses in prefill | shared by all 2 replicas", "stands out");
+    figures.before.0 = of_revisions(&[fine("a1"), fine("a2")]).minute.slot;
+    let named = "revision v2 stands out: has 500 ms of prefill on average, v1 before it 80 ms";
+    names_only(&figures, named, "replica | shared");
+    // One that was well for a while, and is not any more, is compared with what is beside it.
+    figures.before.0 =
+        of_revisions(&[fine("a1"), ("v2", did("b1", 30, 0, (Stage::Prefill, 0.08, 0.08)))]).minute.slot;
+    names_only(&figures, "shared by all 2 replicas", "stands out");
+}
+
+#[test]
 fn refusals_and_slow_connections_are_told_by_their_stage() {
     let figures_of = |slot| figures(slot, queues([0.0; 2]));
     let refused_in = |stage: Stage| {
