@@ -38,6 +38,8 @@ pub struct EngineFacts {
     pub adapters: Adapters,
     /// What it puts into a stream that asks for nothing; `None` until a probe told.
     pub stream_defaults: ArcSwapOption<StreamDefaults>,
+    /// Whether a stream of it that was to be continued had reasoning, since it last came to take requests.
+    pub streams_reasoning: AtomicBool,
     /// Whether its chat template heeds `continue_final_message`; `None` until it was asked.
     pub(super) continues_chats: Mutex<Option<bool>>,
     /// Counters of the last scrape.

@@ -164,6 +164,11 @@ impl PoolState {
         self.replicas().iter().any(|replica| *replica.engine.continues_chats.lock() == Some(false))
     }
 
+    /// Whether an engine of it is known to stream reasoning.
+    pub fn streams_reasoning(&self) -> bool {
+        self.replicas().iter().any(|replica| replica.engine.streams_reasoning.load(Ordering::Relaxed))
+    }
+
     /// The configuration that was applied last.
     pub fn config(&self) -> Arc<Pool> {
         self.config.load_full()

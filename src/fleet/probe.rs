@@ -429,6 +429,7 @@ impl Prober {
             }
         }
         self.replica.engine.stream_defaults.store(unasked.map(Arc::new));
+        self.replica.engine.streams_reasoning.store(false, Ordering::Relaxed);
     }
 
     /// Learns whether its chat template heeds `continue_final_message`, where broken streams are continued: some of vLLM's renderers

@@ -62,7 +62,10 @@ pub(super) fn classify(
     let may_migrate = route.config.migrate && fields.is_stream() && fields.previous_response_id.is_none();
     let choices = choices(dialect, fields);
     let (output, is_output_bounded) = expected_output(route, dialect, fields.max_tokens, choices);
-    let ask_running = may_migrate && gets_answer_here && choices == 1;
+    // Reasoning is not continued, and a vLLM that parses it counts all of it again for every chunk with a count.
+    let has_reasoning = || fields.hides_reasoning || route.pools.iter().any(|pool| pool.streams_reasoning());
+    let ask_running =
+        may_migrate && gets_answer_here && choices == 1 && !(dialect == Dialect::Chat && has_reasoning());
     // An engine says what is wrong with an id that is no string.
     let chosen_id = fields.request_id.and_then(|raw| raw.escaped());
     let own_id = chosen_id.and_then(|id| table.own_id(dialect, tenant.name(), id));

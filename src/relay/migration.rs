@@ -3,6 +3,7 @@
 //! The gateway says how ([`Successor`]); here is when, and what is kept meanwhile. Dropping it frees the prompt.
 
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use super::reader::StreamReader;
@@ -72,10 +73,12 @@ impl Migration {
         Box::new(Self { transcript, successor: Some(successor), pending: None })
     }
 
-    /// Frees the prompt as soon as the stream cannot be continued any more.
-    pub fn note_obstacle(&mut self) {
-        if self.successor.is_some() && self.transcript.obstacle().is_some() {
-            self.successor = None;
+    /// Frees the prompt as soon as the stream of `pick` cannot be continued any more.
+    pub fn note_obstacle(&mut self, pick: &Pick) {
+        let Some(obstacle) = self.transcript.obstacle().filter(|_| self.successor.is_some()) else { return };
+        self.successor = None;
+        if obstacle == Obstacle::Reasoning {
+            pick.replica.engine.streams_reasoning.store(true, Ordering::Relaxed);
         }
     }
 

@@ -175,7 +175,7 @@ impl StreamBody {
             migration.give_up();
         }
         let fitted = migration.transcript.pass(bytes);
-        migration.note_obstacle();
+        migration.note_obstacle(&self.pump.pick);
         (!fitted.is_empty()).then_some(fitted)
     }
 

@@ -285,6 +285,35 @@ async fn several_tokens_in_one_event_are_counted_and_the_client_sees_nothing_of_
     assert_eq!(sent["stream_options"], options);
 }
 
+/// They cost vLLM a count of all tokens so far for each chunk, where it parses reasoning.
+#[tokio::test]
+async fn counts_of_every_chunk_are_not_asked_for_where_reasoning_cannot_be_continued() {
+    let replica = Replica::start().await;
+    let mut config = config::of(&[&replica]);
+    counting(&mut config);
+    let gateway = Gateway::start(config).await;
+    let thought = wire::content("hm").replace("\"content\"", "\"reasoning\"");
+    let reasoning =
+        [wire::ROLE.to_owned(), thought, wire::content("so"), wire::FINISH.into(), wire::DONE.into()];
+    let plain = wire::chat_events(&["so"]);
+    let hidden = CHAT.replace("\"stream\":true", "\"stream\":true,\"include_reasoning\":false");
+    let text = ("/v1/completions", r#"{"model":"tiny","stream":true,"prompt":"a"}"#);
+    let cases = [
+        ("the client wants none", (PATH, &*hidden), &*plain, false),
+        ("the engine has shown none", (PATH, CHAT), &reasoning, true),
+        ("it has", (PATH, CHAT), &plain, false),
+        ("completions have none", text, &plain, true),
+    ];
+    for (name, (path, body), events, is_running) in cases {
+        replica.next(wire::stream(events));
+        let reply = gateway.post(path, body).await;
+        assert_eq!(reply.text(), events.concat(), "{name}");
+        let options = &sent(&replica)["stream_options"];
+        assert_eq!(options["include_usage"], true, "{name}");
+        assert_eq!(options["continuous_usage_stats"] == true, is_running, "{name}");
+    }
+}
+
 #[tokio::test]
 async fn completions_go_on_from_a_longer_prompt() {
     let text = |id: &str, text: &str, finish: &str| {
