@@ -2,6 +2,7 @@
 //!
 //! No text of a prompt or an answer is kept anywhere, so there is none here.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,31 +74,48 @@ pub(super) async fn request(
     let mut known = observer.history().kept(observer.clock.now());
     let latest = observer.decisions.latest().into_iter();
     known.extend(latest.map(|record| Kept { record, slow: 0.0, why: Why::Slow }));
-    // Traces are found by their id too: it is what a span or an exemplar has.
+    let (first, others) = of_id(&id, &known)?;
+    let others = others.into_iter().take(MAX_OTHERS);
+    let others = others.map(|kept| summary(observer, kept, &Judgement::of(&kept.record))).collect();
+    Ok(Json(RequestDetail { others, ..detail(observer, first) }))
+}
+
+/// The requests of an id, or of a beginning that is no other's: what failed first, then the newest. Retries of a client share its id.
+fn of_id<'k>(id: &str, known: &'k [Kept]) -> Result<(&'k Kept, Vec<&'k Kept>), AdminError> {
+    // Traces and spans are found by their id too: it is what a span or an exemplar has.
     let trace = |record: &Record| format!("{:032x}", record.trace.trace_id);
-    let is_it = |record: &Record| *record.request_id == *id || trace(record) == id;
-    let begins = |record: &Record| record.request_id.starts_with(&id) || trace(record).starts_with(&id);
-    let exact = known.iter().find(|kept| is_it(&kept.record));
-    let found = match exact {
-        Some(kept) => kept,
-        None if id.len() < MIN_PREFIX => {
+    let is_it = |record: &Record| *record.request_id == *id || trace(record) == id || span(record) == id;
+    let begins = |record: &Record| record.request_id.starts_with(id) || trace(record).starts_with(id);
+    let those =
+        |wanted: &dyn Fn(&Record) -> bool| Vec::from_iter(known.iter().filter(|kept| wanted(&kept.record)));
+    let mut found = those(&is_it);
+    if found.is_empty() {
+        if id.len() < MIN_PREFIX {
             return Err(AdminError::InvalidQuery(format!(
                 "{id} is too short for a beginning of an id: give the first {MIN_PREFIX} characters, or more"
             )));
         }
-        None => {
-            let mut all = known.iter().filter(|kept| begins(&kept.record));
-            let first = all.next().ok_or(AdminError::UnknownRequest)?;
-            if let Some(other) = all.find(|other| other.record.trace.root != first.record.trace.root) {
-                let (a, b) = (&first.record.request_id, &other.record.request_id);
-                return Err(AdminError::InvalidQuery(format!(
-                    "{id} begins several ids, such as {a} and {b}"
-                )));
-            }
-            first
+        found = those(&begins);
+        let mut ids = found.iter().map(|kept| &kept.record.request_id);
+        let first = ids.next().ok_or(AdminError::UnknownRequest)?;
+        if let Some(other) = ids.find(|other| *other != first) {
+            return Err(AdminError::InvalidQuery(format!(
+                "{id} begins several ids, such as {first} and {other}"
+            )));
         }
-    };
-    Ok(Json(detail(observer, found)))
+    }
+    found.sort_by_key(|kept| {
+        let is_good = kept.record.outcome == Outcome::Ok;
+        (kept.record.outcome != Outcome::Failed, is_good, Reverse(cursor_of(&kept.record)))
+    });
+    // The newest are kept twice, where they are slow or failed.
+    found.dedup_by_key(|kept| kept.record.trace.root);
+    let first = found.first().copied().ok_or(AdminError::UnknownRequest)?;
+    Ok((first, found.split_off(1)))
+}
+
+fn span(record: &Record) -> String {
+    format!("{:016x}", record.trace.root)
 }
 
 impl RequestsQuery {
@@ -146,6 +164,7 @@ fn summary(observer: &Observer, kept: &Kept, judgement: &Judgement) -> Request {
         slo_missed: judgement.missed().map(Missed::as_str).map(str::to_owned),
         slo_missed_in: judgement.blamed.map(Stage::as_str).map(str::to_owned),
         slow: kept.slow,
+        span_id: span(record),
         status: record.status,
         tenant: record.tenant.to_string(),
         time: rfc3339::utc(observer.clock.wall(record.at.head)),
@@ -171,6 +190,7 @@ fn detail(observer: &Observer, kept: &Kept) -> RequestDetail {
         longest_gap_at: record.longest_gap_at.map(since_head),
         migration_refused: record.migration_refused.map(str::to_owned),
         migrations: record.migrations,
+        others: Vec::new(),
         output_tokens: record.tokens.output.map(|tokens| tokens.0),
         prompt_tokens: record.tokens.input.map(|tokens| tokens.0),
         relay_blocked: record.relay_blocked.as_secs_f64(),
@@ -247,3 +267,5 @@ const DEFAULT_LIMIT: usize = 50;
 /// Characters of an id that may stand for all of it.
 const MIN_PREFIX: usize = 4;
 const MAX_LIMIT: usize = 500;
+/// Requests that are listed beside another of the same id.
+const MAX_OTHERS: usize = 20;

@@ -31,6 +31,8 @@ answers! {
         slo_missed_in: Option<String>,
         /// How slow, as the list ranks it.
         slow: f64,
+        /// Of its root span: no other request has it. 16 hexadecimal digits.
+        span_id: String,
         status: u16,
         tenant: String,
         time: String,
@@ -58,6 +60,8 @@ answers! {
         longest_gap_at: Option<f64>,
         migration_refused: Option<String>,
         migrations: u32,
+        /// The others that have the id which was asked for, as retries of a client have: what failed first, then the newest; 20 at most.
+        others: Vec<Request>,
         output_tokens: Option<u64>,
         prompt_tokens: Option<u64>,
         /// Waiting for the client to take bytes.

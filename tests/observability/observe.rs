@@ -688,6 +688,35 @@ async fn a_slow_request_is_kept_with_its_stages_attempts_and_decision() {
     );
 }
 
+/// A client's retries share its `x-request-id`.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_requests_with_one_id_the_failed_one_is_shown_and_the_others_are_listed() {
+    let (address, _gateway, observer) = admin(None).await;
+    for (span, outcome) in [(1, Outcome::Failed), (2, Outcome::ClientError), (3, Outcome::Ok)] {
+        let mut tried = record();
+        tried.request_id = "fan-1".into();
+        (tried.trace.root, tried.outcome) = (span, outcome);
+        tried.at.end = tried.at.end.after(Duration::from_secs(span));
+        observer.record(&Arc::new(tried));
+    }
+    let shown = async |id: &str| {
+        let (status, _, body) = get(address, &format!("/api/v1/requests/{id}")).await;
+        assert_eq!(status, 200, "{id}: {body}");
+        let shown: serde_json::Value = serde_json::from_str(&body).unwrap();
+        let others = shown["others"].as_array().unwrap().iter();
+        let others = others.map(|other| other["outcome"].as_str().unwrap().to_owned());
+        (shown["outcome"].as_str().unwrap().to_owned(), others.collect::<Vec<_>>().join(" "))
+    };
+    let cases = [
+        ("fan-1", "failed", "client_error ok"),
+        ("fan-", "failed", "client_error ok"),
+        ("0000000000000003", "ok", ""),
+    ];
+    for (id, first, others) in cases {
+        assert_eq!(shown(id).await, (first.to_owned(), others.to_owned()), "{id}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_verdict_and_the_history_show_an_incident_and_the_stream_tells_it() {
     let (address, _gateway, observer) = admin(None).await;

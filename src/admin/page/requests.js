@@ -24,9 +24,10 @@ async function list() {
 const outcome = ({ error, outcome: how }) => (how === "refused" && error ? `refused: ${words(error)}` : words(error ?? how));
 
 function row(request) {
-  const isOpen = shown("request") === request.request_id;
-  const button = el("button", { type: "button", class: "link id", title: request.request_id, "aria-expanded": String(isOpen), onclick: () => toggle(request.request_id) }, request.request_id);
-  return el("tr", { "data-key": `request ${request.request_id} ${request.time}`, "data-request": request.request_id }, ...cells([
+  // Retries of a client share the id of the request.
+  const isOpen = shown("request") === request.span_id;
+  const button = el("button", { type: "button", class: "link id", title: request.request_id, "aria-expanded": String(isOpen), onclick: () => toggle(request.span_id) }, request.request_id);
+  return el("tr", { "data-key": `request ${request.span_id}`, "data-request": request.span_id }, ...cells([
     ["request", button], ["at", clock(request.time, true), "figure"], ["route", request.route], ["tenant", request.tenant === "none" ? "–" : request.tenant],
     ["replica", request.replica], ["outcome", outcome(request)], ["TTFT", seconds(request.ttft), "figure"], ["whole", seconds(request.duration), "figure"],
     ["missed", words(request.slo_missed ?? "nothing")], ["in", words(request.slo_missed_in ?? "–")],
@@ -56,9 +57,9 @@ export async function show(isAsked = false) {
   // A later call draws what is wanted by now.
   if (mine !== turn) return;
   const below = () => el("tr", { "data-key": `detail ${id}` }, el("td", { class: "detail", colspan: 10 }, opened?.shown));
-  const rows = found.flatMap((request) => (id === request.request_id ? [row(request), below()] : [row(request)]));
+  const rows = found.flatMap((request) => (id === request.span_id ? [row(request), below()] : [row(request)]));
   // A link to one that the filter does not list.
-  if (id && !found.some((request) => request.request_id === id)) rows.unshift(below());
+  if (id && !found.some((request) => request.span_id === id)) rows.unshift(below());
   put(byId("request-rows"), ...(rows.length > 0 ? rows : [el("tr", {}, el("td", { class: "detail", colspan: 10 }, "none in the last hour"))]));
   const set = FILTERS.filter((name) => shown(name));
   put(byId("request-filters"), ...set.map((name) => el("button", { type: "button", "data-key": name, onclick: () => find({ [name]: "" }) }, `${name} ${shown(name)} ✕`)));

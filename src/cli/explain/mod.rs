@@ -21,7 +21,7 @@ pub struct ExplainArgs {
     /// URL of the gateway's admin port
     #[arg(value_name = "URL", env = "TOKENWAY_ADMIN_URL", value_parser = endpoint, default_value = OWN)]
     url: Endpoint,
-    /// The request: its x-request-id or the id of its trace, or a beginning that is no other's
+    /// The request: its x-request-id, trace id or span id, or a beginning that is no other's
     #[arg(value_name = "ID", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     id: String,
     #[command(flatten)]

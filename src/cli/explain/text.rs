@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use crate::api::decisions::{Candidate, Chosen, Way};
-use crate::api::requests::{Attempt, Choice, RequestDetail, StageTime};
+use crate::api::requests::{Attempt, Choice, Request, RequestDetail, StageTime};
 use crate::cli::style::{Paint, Style};
 use crate::record::Addends;
 
@@ -15,7 +15,11 @@ pub(crate) fn explanation(detail: &RequestDetail, style: Style) -> String {
     let mut out = String::new();
     let text = Text { detail, style };
     // Writing to a String cannot fail.
-    let _ = text.head(&mut out).and_then(|()| text.stages(&mut out)).and_then(|()| text.decision(&mut out));
+    let _ = text
+        .head(&mut out)
+        .and_then(|()| text.others(&mut out))
+        .and_then(|()| text.stages(&mut out))
+        .and_then(|()| text.decision(&mut out));
     let _ = text.attempts(&mut out);
     out
 }
@@ -64,6 +68,22 @@ impl Text<'_> {
         }
         if detail.held > 0.0 {
             writeln!(out, "waited {} in the gateway before it was sent", time(detail.held))?;
+        }
+        Ok(())
+    }
+
+    /// What else has its id.
+    fn others(&self, out: &mut String) -> std::fmt::Result {
+        let others = &self.detail.others;
+        if others.is_empty() {
+            return Ok(());
+        }
+        let heading = format!("Others with this id: {}", others.len());
+        writeln!(out, "\n{}", self.style.paint(Paint::Bold, &heading))?;
+        for other in others {
+            let Request { outcome, span_id, status, time, .. } = other;
+            let replica = other.replica.as_deref().unwrap_or("-");
+            writeln!(out, "  {time}  {outcome} {status}  replica {replica}, span {span_id}")?;
         }
         Ok(())
     }
@@ -352,6 +372,16 @@ mod tests {
         let text = explained(json!({"request_id": "x", "outcome": "refused", "status": 429}));
         assert!(text.starts_with("x  refused 429  -\n"), "{text}");
         assert!(text.contains("No replica was chosen"), "{text}");
+    }
+
+    #[test]
+    fn the_others_of_an_id_are_listed() {
+        let one = |span: &str| json!({"outcome": "ok", "status": 200, "replica": "gpu-1", "time": "12:00", "span_id": span});
+        let text = explained(
+            json!({"request_id": "x", "outcome": "failed", "status": 500, "others": [one("a"), one("b")]}),
+        );
+        let listed = "Others with this id: 2\n  12:00  ok 200  replica gpu-1, span a\n  12:00  ok 200  replica gpu-1, span b\n";
+        assert!(text.contains(listed), "{text}");
     }
 
     #[test]
