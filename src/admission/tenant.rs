@@ -80,8 +80,8 @@ pub struct Demand<'a> {
     pub output: Tokens,
     /// It is what the client's own bound allows.
     pub is_output_bounded: bool,
-    /// It asks for an answer that was written before: tokens and budgets that are spent refuse it nothing.
-    pub is_read: bool,
+    /// Its engine computes nothing for it: tokens and budgets that are spent refuse it nothing.
+    pub is_free: bool,
     /// As the client asks for it.
     pub model: &'a str,
     /// The key that it came with, for the key's own budgets.
@@ -155,7 +155,7 @@ impl TenantLimiter {
             let state = self.tenants.lock().get(&tenant.name).cloned();
             state.is_some_and(|state| state.lock().awaits_look(tenant, demand, sharing))
         };
-        if demand.is_read || !awaits_look(*looks.borrow_and_update()) {
+        if demand.is_free || !awaits_look(*looks.borrow_and_update()) {
             return false;
         }
         // A broker that does not answer is away soon: what holds then is for the caller.
@@ -306,7 +306,7 @@ const NANOS_IN_MS: i128 = 1_000_000;
 
 impl Demand<'_> {
     fn wanted(&self) -> Wanted {
-        if self.is_read {
+        if self.is_free {
             return Wanted::default();
         }
         let expected =
@@ -395,7 +395,7 @@ impl TenantUse {
             let admitted = self.requests.check(1.0, &Refill::per_minute(per_minute), now);
             admitted.map_err(|wait| limit_reached::requests(name, per_minute, wait))?;
         }
-        if let Some(per_minute) = limits.tokens_per_minute.filter(|_| !demand.is_read) {
+        if let Some(per_minute) = limits.tokens_per_minute.filter(|_| !demand.is_free) {
             let Demand { tokens: Tokens(prompt), is_counted, .. } = *demand;
             if is_counted && prompt > per_minute {
                 return Err(limit_reached::too_large(name, prompt, per_minute));
@@ -425,7 +425,7 @@ mod tests {
         is_counted: false,
         output: Tokens(0),
         is_output_bounded: false,
-        is_read: false,
+        is_free: false,
         model: "m",
         key: None,
         wall: SystemTime::UNIX_EPOCH,

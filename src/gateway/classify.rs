@@ -57,7 +57,9 @@ pub(super) fn classify(
     let salt = salt(route, dialect, fields, tenant);
     let (name, salted, turns) = (model.unwrap_or_default(), salt.as_deref(), table.follows_kv_events);
     let prompt = RequestPrompt::read(dialect, fields, name, salted, &table.seed, turns);
-    let tokens = route.pools.first().map_or(Tokens(0), |pool| prompt.size.tokens(&pool.ratio));
+    let computes = dialect.computes();
+    let sized_by = route.pools.first().filter(|_| computes != Computes::Nothing);
+    let tokens = sized_by.map_or(Tokens(0), |pool| prompt.size.tokens(&pool.ratio));
     // How many tokens a broken stream had: several may come in one event. Looked at only where needed: a prompt may be long.
     let may_migrate = route.config.migrate && fields.is_stream() && fields.previous_response_id.is_none();
     let choices = choices(dialect, fields);
@@ -100,8 +102,8 @@ pub(super) fn classify(
         output,
         is_output_bounded,
         is_stream,
-        computes: dialect.computes(),
-        shows_first_token: is_stream || dialect.computes() == Computes::Prompt,
+        computes,
+        shows_first_token: is_stream || computes == Computes::Prompt,
         asks_usage: spliced.asks_usage,
         asks_running: spliced.asks_running,
         held_back: held_back(fields.stop),

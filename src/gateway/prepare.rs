@@ -26,7 +26,7 @@ use crate::observe::record_guard::RecordGuard;
 use crate::record::{MAX_MODEL_NAME, Record, cut};
 use crate::request::body::{self, HeldBody};
 use crate::request::cache_salt::Isolation;
-use crate::request::dialect::{BodyForm, Dialect};
+use crate::request::dialect::{BodyForm, Computes, Dialect};
 use crate::request::fields::{self, FieldError, Fields};
 use crate::request::multipart;
 use crate::request::rare::Rare;
@@ -452,7 +452,7 @@ async fn admit(
         is_counted,
         output: prepared.output,
         is_output_bounded: prepared.is_output_bounded,
-        is_read: guard.record().dialect == Dialect::StoredResponse,
+        is_free: prepared.computes == Computes::Nothing,
         model: &model,
         key: tenant.key(),
         wall: gateway.clock.wall(now),

@@ -65,6 +65,11 @@ fn read_choice<'a>(
 ) -> Option<PlainContent<'a>> {
     let index = choice.index();
     let counts = Counts { ids: choice.token_ids.and_then(array_len), usage: running };
+    if let Some(ids) = counts.ids.filter(|ids| *ids > 0) {
+        // Until the engine's own count comes: its client may leave before.
+        let known = state.answer.tokens.output.unwrap_or_default();
+        state.answer.tokens.output = Some(Tokens(known.0.saturating_add(ids)));
+    }
     let values = choice.values();
     let mut is_content = values.is_content();
     let (mut tokens, mut has_tokens) = (None, choice.logprobs.and_then(|it| it.non_null()).is_some());

@@ -251,6 +251,41 @@ async fn streams_without_usage_are_billed_by_what_budgets_count() {
     replica.next(wire::stream([wire::ROLE, &wire::content("x"), wire::FINISH, wire::USAGE, wire::DONE]));
     ask(&gateway, true).await;
     assert_eq!(tokens(&gateway), (3 * input + 9, output + 5), "the engine's usage is better");
+
+    let counted =
+        |text: &str| wire::content(text).replace("\"index\":0,", "\"index\":0,\"token_ids\":[1,2,3,4],");
+    let gate = Gate::new();
+    let held_back = wire::event(counted(""));
+    replica.next(wire::begun_then("x", [wire::event(counted("y")), held_back, Step::Wait(gate.clone())]));
+    let mut client = asking(&gateway, true).await;
+    client.head().await;
+    client.read_until("[1,2,3,4],\"delta\":{\"content\":\"\"").await;
+    drop(client);
+    gateway.idle().await;
+    gate.cancel();
+    assert_eq!(tokens(&gateway), (4 * input + 9, output + 13), "ids count what has no text as well");
+}
+
+/// Claude Code counts each prompt before it sends it.
+#[tokio::test]
+async fn what_no_engine_computes_costs_no_tokens_and_is_not_refused_for_them() {
+    let small = Budget { tokens: Some(600), window: Window::Month, hard: true, ..Budget::default() };
+    let ([replica], gateway) = start(small).await;
+    replica.always(wire::json(200, r#"{"input_tokens":500,"count":500}"#));
+    let count = async || {
+        for path in ["/v1/messages/count_tokens", "/tokenize"] {
+            let reply = asking_at(&gateway, path, false).await.reply().await;
+            assert_eq!(reply.status(), 200, "{path}: {}", reply.text());
+            gateway.idle().await;
+        }
+    };
+    count().await;
+    assert_eq!((tokens(&gateway), charged(&gateway).requests), ((0, 0), 2));
+    replica.next(wire::json(200, &ANSWER.replace("50", "900")));
+    assert_eq!(ask(&gateway, false).await.status(), 200);
+    assert_eq!(ask(&gateway, false).await.status(), 429);
+    count().await;
+    assert_eq!(tokens(&gateway), (900, 10));
 }
 
 #[tokio::test]

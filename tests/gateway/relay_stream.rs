@@ -80,7 +80,7 @@ const RECORDED: [Recorded; 17] = [
     ("chat_stream_n2", Dialect::Chat, 6, [Some(22), Some(0), Some(8)], &["length"], "complete"),
     ("chat_stream_queued_keepalive", Dialect::Chat, 39, [None; 3], &["length"], "complete"),
     ("chat_stream_stop", Dialect::Chat, 2, [None; 3], &["stop"], "complete"),
-    ("chat_stream_token_ids", Dialect::Chat, 3, [None; 3], &["length"], "complete"),
+    ("chat_stream_token_ids", Dialect::Chat, 3, [None, None, Some(3)], &["length"], "complete"),
     ("chat_stream_usage", Dialect::Chat, 8, [Some(22), Some(0), Some(8)], &["length"], "complete"),
     ("chat_stream_usage_continuous", Dialect::Chat, 8, [Some(22), Some(0), Some(8)], &["length"], "complete"),
     ("completions_stream", Dialect::Completions, 8, [None; 3], &["length"], "complete"),

@@ -34,7 +34,7 @@ impl Gate for Limited {
             is_counted: false,
             output: Tokens(60),
             is_output_bounded: false,
-            is_read: false,
+            is_free: false,
             model: "m",
             key: None,
             wall: SystemTime::UNIX_EPOCH + now.since(Stamp::default()),
