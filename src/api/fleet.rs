@@ -80,7 +80,7 @@ answers! {
         /// Entries into each state.
         entered: BTreeMap<String, u64>,
         in_slow_start: bool,
-        /// Models and adapters that its routes promise and its engine does not list.
+        /// Models and adapters that its routes promise and its engine does not list, or lists shorter than its peers do.
         lacks: Vec<String>,
         last_cold_start: Option<f64>,
         warm_up: Option<WarmUp>,

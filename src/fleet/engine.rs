@@ -15,7 +15,7 @@ use super::stream_defaults::StreamDefaults;
 use crate::clock::Stamp;
 use crate::config::ProbeKind;
 use crate::record::SeenWait;
-use crate::units::AtomicF64;
+use crate::units::{AtomicF64, Tokens};
 
 /// Facts of one engine; written by probes and scrapes.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ pub struct EngineFacts {
     pub(super) has_no_list: AtomicBool,
     /// Its list needs a key, of which there is none but the clients'.
     refuses_list: AtomicBool,
-    /// Promised models that it does not list.
+    /// Promised models that it does not list, or lists shorter than its peers do.
     pub(super) lacks: ArcSwap<Vec<Arc<str>>>,
     /// Adapters that it was asked to load since it was proved last, whether it did or not.
     pub(super) asked_to_load: Mutex<Vec<Arc<str>>>,
@@ -66,6 +66,8 @@ pub struct EngineModel {
     pub id_at: std::ops::Range<usize>,
     /// It has no `parent`: it is no adapter.
     pub is_base: bool,
+    /// Longest prompt with its answer that it takes, `max_model_len`, where the engine lists that.
+    pub max_len: Option<Tokens>,
 }
 
 impl EngineFacts {

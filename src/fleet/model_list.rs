@@ -5,6 +5,7 @@
 
 use super::engine::EngineModel;
 use crate::request::json::{Cursor, JsonError, JsonKind};
+use crate::units::Tokens;
 
 /// The models of a `/v1/models` page; none where it is no such page.
 pub(super) fn parse(page: &[u8]) -> Vec<EngineModel> {
@@ -14,7 +15,7 @@ pub(super) fn parse(page: &[u8]) -> Vec<EngineModel> {
     let Some(data) = data.filter(|data| data.kind() == JsonKind::Array) else { return models };
     let read = data.cursor().array(|cursor| {
         let entry = cursor.value()?;
-        let [id, parent] = entry.members(["id", "parent"]);
+        let [id, parent, max_len] = entry.members(["id", "parent", "max_model_len"]);
         let named = id.and_then(|at| Some((at.string()?, at.span())));
         if let Some((id, at)) = named.filter(|_| models.len() < MAX_MODELS) {
             let start = entry.span().start;
@@ -23,6 +24,7 @@ pub(super) fn parse(page: &[u8]) -> Vec<EngineModel> {
                 entry: entry.text().into(),
                 id_at: at.start - start..at.end - start,
                 is_base: parent.is_none(),
+                max_len: max_len.and_then(|len| len.text().parse().ok()).map(Tokens),
             });
         }
         Ok::<_, JsonError>(())
@@ -38,13 +40,14 @@ mod tests {
 
     #[test]
     fn objects_are_kept_byte_for_byte() {
-        let base = r#"{"id":"t\u0069ny", "object":"model","root":"/m/tiny","parent":null,"permission":[{"id":"p"}]}"#;
+        let base = r#"{"id":"t\u0069ny", "object":"model","root":"/m/tiny","parent":null,"max_model_len":512,"permission":[{"id":"p"}]}"#;
         let adapter = r#"{"parent":"tiny","id":"sql"}"#;
         let page = format!(r#"{{"object":"list","data":[ {base}, {adapter},7,{{"x":1}}]}}"#);
         let models = parse(page.as_bytes());
         let shown: Vec<_> =
             models.iter().map(|m| (&*m.id, &*m.entry, &m.entry[m.id_at.clone()], m.is_base)).collect();
         assert_eq!(shown, [("tiny", base, r#""t\u0069ny""#, true), ("sql", adapter, r#""sql""#, false)]);
+        assert_eq!(models.iter().map(|m| m.max_len).collect::<Vec<_>>(), [Some(Tokens(512)), None]);
         for none in ["", "[]", "{}", r#"{"data":{}}"#, r#"{"data":[{"id":"a"}"#] {
             assert!(parse(none.as_bytes()).is_empty(), "{none}");
         }

@@ -16,7 +16,7 @@ use super::life::{Event, ReplicaState};
 use super::objectives::Objectives;
 use super::outside::{AtLimit, OutsideCharge, OutsideDemand, OutsideUse};
 use super::poison::PoisonPrompts;
-use super::promise::{EngineNames, List, Promised, Proofs};
+use super::promise::{EngineNames, List, Promised, Proofs, shorter};
 use super::replica::Replica;
 use crate::admission::PoolQueue;
 use crate::clock::{Clock, Stamp, ticks};
@@ -256,11 +256,14 @@ impl PoolState {
     pub(super) fn proofs(&self, replica: &Replica) -> Proofs {
         let (promised, used) = (self.promised.load(), self.engine_names.load());
         let models = replica.engine.models.load();
-        let proofs = promised.proofs(&models, [&used, &used]);
-        if proofs.other.is_none() {
-            return proofs;
+        let mut proofs = promised.proofs(&models, [&used, &used]);
+        if proofs.other.is_some() {
+            proofs = promised.proofs(&models, [&used, &self.names_by_all()]);
         }
-        promised.proofs(&models, [&used, &self.names_by_all()])
+        let replicas = self.replicas.load();
+        let others = replicas.iter().filter(|other| other.slot() != replica.slot() && other.is_ready());
+        proofs.lacks.extend(shorter(&models, &lists(others)));
+        proofs
     }
 
     fn names_by_all(&self) -> EngineNames {

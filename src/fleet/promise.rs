@@ -47,7 +47,7 @@ pub(super) struct Proofs {
     pub(super) all: Vec<Arc<str>>,
     /// Where the engine lists nothing that is promised: one of these must be answered.
     pub(super) any: Vec<Arc<str>>,
-    /// Promised, and not listed.
+    /// Promised, and not listed; or listed shorter than by others of its pool.
     pub(super) lacks: Vec<Arc<str>>,
     /// Its only model is not what its pool's other replicas serve: how people are told.
     pub(super) other: Option<String>,
@@ -201,6 +201,17 @@ impl Promised {
     }
 }
 
+/// Models of the first list that take less than those of the others: what is longer fails there, and nowhere else.
+pub(super) fn shorter(list: &List, others: &[List]) -> Vec<Arc<str>> {
+    let longest = |id: &Arc<str>| {
+        let same = others.iter().flat_map(|other| other.iter()).filter(|model| model.id == *id);
+        same.filter_map(|model| model.max_len).max()
+    };
+    let limited = list.iter().filter_map(|model| Some((&model.id, model.max_len?)));
+    let short = limited.filter(|(id, len)| longest(id).is_some_and(|longest| longest > *len));
+    short.map(|(id, len)| format!("{id} beyond {} tokens", len.0).into()).collect()
+}
+
 /// What a replica with this list calls a promised model: that name itself, else its only base model.
 fn name_in<'l>(list: &'l [EngineModel], promise: &str) -> Option<&'l Arc<str>> {
     if let Some(same) = list.iter().find(|model| *model.id == *promise) {
@@ -224,8 +235,27 @@ mod tests {
             entry: "".into(),
             id_at: 0..0,
             is_base: *is_base,
+            max_len: None,
         };
         models.iter().map(model).collect()
+    }
+
+    #[test]
+    fn a_model_that_others_of_the_pool_list_longer_is_lacked_beyond_its_length() {
+        let list = |max_len: Option<u64>| -> List {
+            let models = listed(&[("a", true)]).into_iter();
+            Arc::new(models.map(|model| EngineModel { max_len: max_len.map(Tokens), ..model }).collect())
+        };
+        for (own, others, expected) in [
+            (Some(512), &[Some(512), Some(4096)][..], &["a beyond 512 tokens"][..]),
+            (Some(4096), &[Some(512)], &[]),
+            (Some(512), &[None], &[]),
+            (None, &[Some(512)], &[]),
+        ] {
+            let others = Vec::from_iter(others.iter().map(|len| list(*len)));
+            let short = shorter(&list(own), &others);
+            assert_eq!(Vec::from_iter(short.iter().map(|text| &**text)), expected, "{own:?}");
+        }
     }
 
     fn proofs(routes: &str, models: &[(&str, bool)]) -> [Vec<String>; 3] {

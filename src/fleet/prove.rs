@@ -134,7 +134,7 @@ impl Prober {
         if !lacks.is_empty() {
             let (pool, replica) = (&self.pool.name, self.replica.name());
             let models = lacks.join(", ");
-            tracing::warn!(%pool, %replica, models, "replica does not list models that its routes promise");
+            tracing::warn!(%pool, %replica, models, "replica does not list all that its routes or its pool's other replicas promise");
         }
     }
 

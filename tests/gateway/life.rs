@@ -351,6 +351,27 @@ async fn a_ready_replica_whose_list_changes_is_left() {
     assert_eq!((first.count(), second.count()), (0, 4));
 }
 
+/// A restart with another `--max-model-len`: long prompts would fail there, and nowhere else.
+#[tokio::test]
+async fn a_replica_that_takes_shorter_prompts_than_its_peers_is_shown() {
+    let (first, second) = (Replica::start().await, Replica::start().await);
+    let of_length = |tokens: u32| format!(r#"{{"data":[{{"id":"tiny","max_model_len":{tokens}}}]}}"#);
+    for replica in [&first, &second] {
+        replica.lists(&of_length(4096));
+    }
+    let mut config = config::of(&[&first, &second]);
+    config.pools[0].probe.interval = Duration::from_millis(50);
+    let gateway = Gateway::start(config).await;
+    let lacks = |replica: &Replica| status(&gateway, replica).life.lacks;
+    assert!(lacks(&first).is_empty() && lacks(&second).is_empty());
+    first.lists(&of_length(512));
+    until("it is found", || *lacks(&first) == [Arc::from("tiny beyond 512 tokens")]).await;
+    assert_eq!(gateway.state_of(&first), ReplicaState::Ready);
+    first.lists(&of_length(4096));
+    until("it is over", || lacks(&first).is_empty()).await;
+    assert!(lacks(&second).is_empty());
+}
+
 #[tokio::test]
 async fn keep_alive_asks_only_replicas_that_nobody_else_asks() {
     let ([idle, busy], gateway) =

@@ -3,6 +3,7 @@
 //! Two reads a replica, its models (without them its health) and its metrics, on connections of their own; no inference.
 //! What is missing for requests to be answered is a problem, what routing would only like to know is a note.
 
+use std::collections::HashMap;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +28,8 @@ pub(super) struct Answer {
     replica: Arc<str>,
     url: String,
     models: Vec<String>,
+    /// `max_model_len` of those that list it.
+    lengths: Vec<(String, u64)>,
     /// Requests to it would fail.
     pub(super) problems: Vec<String>,
     /// Routing would know less.
@@ -64,7 +67,31 @@ pub(super) async fn ask_all(config: &Config, connector: &Connector) -> Vec<Answe
     }
     let mut answers = asked.join_all().await;
     answers.sort_by_key(|(place, _)| *place);
-    answers.into_iter().map(|(_, answer)| answer).collect()
+    let mut answers: Vec<Answer> = answers.into_iter().map(|(_, answer)| answer).collect();
+    compare_lengths(&mut answers);
+    answers
+}
+
+/// Notes where others of its pool take longer prompts than a replica: those are sent to either.
+fn compare_lengths(answers: &mut [Answer]) {
+    let listed = answers.iter().flat_map(|answer| {
+        answer.lengths.iter().map(|(model, length)| ((Arc::clone(&answer.pool), model.clone()), *length))
+    });
+    let mut longest: HashMap<(Arc<str>, String), u64> = HashMap::new();
+    for (of, length) in listed {
+        let known = longest.entry(of).or_default();
+        *known = length.max(*known);
+    }
+    for answer in answers {
+        for (model, own) in &answer.lengths {
+            let longest = longest.get(&(Arc::clone(&answer.pool), model.clone()));
+            if let Some(longest) = longest.filter(|longest| *longest > own) {
+                answer.notes.push(format!(
+                    "max_model_len of {model} is {own}, and {longest} at another of its pool: longer prompts fail here"
+                ));
+            }
+        }
+    }
 }
 
 /// A model that a route asks the pool's replicas for, and that they have before the gateway comes.
@@ -158,6 +185,11 @@ impl Answer {
         let page: Value = serde_json::from_slice(&page).unwrap_or_default();
         let ids = page["data"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str());
         self.models = ids.map(str::to_owned).collect();
+        let lengths =
+            page["data"].as_array().into_iter().flatten().filter_map(|model| {
+                Some((model["id"].as_str()?.to_owned(), model["max_model_len"].as_u64()?))
+            });
+        self.lengths = lengths.collect();
         if self.models.is_empty() {
             // Probes take what lists none for another server, unless they are for a certain path; of a provider the status will do.
             match pool.probe.kind {
@@ -289,6 +321,20 @@ mod tests {
             |load: bool| format!("lora = {{ load = {load}, adapters = {{ sql = \"/adapters/sql\" }} }}\n");
         assert!(problems(&adapter(true), &["llama", "sql"], listed("llama")).is_empty());
         assert_eq!(problems(&adapter(false), &["llama", "sql"], listed("llama")).len(), 1);
+    }
+
+    #[test]
+    fn replicas_of_a_pool_with_unequal_lengths_are_noted() {
+        let answer = |pool: &str, length: u64| Answer {
+            pool: pool.into(),
+            lengths: vec![("m".to_owned(), length)],
+            ..Answer::default()
+        };
+        let mut answers = [answer("p", 512), answer("p", 4096), answer("q", 256)];
+        compare_lengths(&mut answers);
+        let notes = answers.map(|answer| answer.notes.join(""));
+        let short = "max_model_len of m is 512, and 4096 at another of its pool: longer prompts fail here";
+        assert_eq!(notes, [short, "", ""]);
     }
 
     #[test]
