@@ -91,7 +91,7 @@ impl Connection {
                 Some(head) if is_interim(head.status) => continue,
                 Some(mut head) => {
                     self.has_answered = true;
-                    framing::declare_length_once(&mut head.headers).map_err(|_| AskError::InvalidHead)?;
+                    framing::tidy_length(&mut head).map_err(|_| AskError::InvalidHead)?;
                     self.framing = Framing::of(&head, is_bodiless).map_err(|_| AskError::InvalidHead)?;
                     self.keeps_open = answer_head::keeps_open(&head)
                         && self.framing != Framing::ToClose
