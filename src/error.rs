@@ -215,6 +215,9 @@ pub enum Failure {
     /// A deadline of `[timeouts]`, or the client's own, passed.
     #[error("no {} within {} ({})", what(*.timer), Seconds(*.after), setter(*.timer))]
     Timeout { timer: Timer, after: Duration },
+    /// The same, of a request that waited in the gateway's own queue.
+    #[error("no replica could take the request before its {} were over ({})", Seconds(*.after), setter(*.timer))]
+    NeverPlaced { timer: Timer, after: Duration },
     /// A replica failed and no other took over.
     #[error("{0}")]
     Replica(ReplicaFailure),
@@ -305,7 +308,9 @@ impl Failure {
             Self::Draining => (S::SERVICE_UNAVAILABLE, "draining", OVERLOADED),
             Self::SuspectedPoison { .. } => (S::SERVICE_UNAVAILABLE, "suspected_poison", OVERLOADED),
             Self::Loop => (S::LOOP_DETECTED, "loop_detected", INVALID),
-            Self::Timeout { timer, .. } => (S::GATEWAY_TIMEOUT, timer.code(), "timeout_error"),
+            Self::Timeout { timer, .. } | Self::NeverPlaced { timer, .. } => {
+                (S::GATEWAY_TIMEOUT, timer.code(), "timeout_error")
+            }
             Self::Replica(
                 ReplicaFailure::ConnectTimeout { .. } | ReplicaFailure::NoFreeConnection { .. },
             ) => (S::GATEWAY_TIMEOUT, Timer::Connect.code(), "timeout_error"),
@@ -320,6 +325,12 @@ impl Failure {
 
     pub fn status(&self) -> StatusCode {
         self.row().0
+    }
+
+    /// Whether a deadline passed which speaks for no fault of a replica that had the request for so long: it is the client's own, or most
+    /// of it was over when the replica got the rest.
+    pub fn spares_replica(&self, had: Duration) -> bool {
+        matches!(self, Self::Timeout { timer, after } if *timer == Timer::Asked || had < *after / 2)
     }
 
     pub fn code(&self) -> &'static str {
@@ -451,6 +462,23 @@ fn setter(timer: Timer) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_deadline_that_was_half_over_before_spares_the_replica_that_got_the_rest() {
+        let had = Duration::from_secs;
+        let deadline = |timer| Failure::Timeout { timer, after: had(60) };
+        for (timer, seconds, is_spared) in [
+            (Timer::FirstToken, 1, true),
+            (Timer::FirstToken, 29, true),
+            (Timer::FirstToken, 30, false),
+            (Timer::Total, 29, true),
+            (Timer::Total, 60, false),
+            (Timer::Asked, 60, true),
+        ] {
+            assert_eq!(deadline(timer).spares_replica(had(seconds)), is_spared, "{timer:?} {seconds}");
+        }
+        assert!(!Failure::DrainCut.spares_replica(had(0)));
+    }
 
     #[test]
     fn openai_body_names_the_timer_that_fired() {

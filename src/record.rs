@@ -58,10 +58,11 @@ impl Outcome {
             | Failure::OthersUnreachable { .. }
             | Failure::SuspectedPoison { .. } => Self::Refused,
             // A client that takes nothing, or whose own time is over, has left as far as the fleet is concerned.
-            Failure::ClientLeft | Failure::Timeout { timer: Timer::ClientStall | Timer::Asked, .. } => {
-                Self::Canceled
-            }
+            Failure::ClientLeft
+            | Failure::Timeout { timer: Timer::ClientStall | Timer::Asked, .. }
+            | Failure::NeverPlaced { timer: Timer::Asked, .. } => Self::Canceled,
             Failure::Timeout { .. }
+            | Failure::NeverPlaced { .. }
             | Failure::Replica(_)
             | Failure::UnnamedReplica { .. }
             | Failure::DrainCut
@@ -143,7 +144,8 @@ pub struct Attempt {
     pub span: u64,
     /// Why it was made.
     pub cause: AttemptCause,
-    /// Given up because another attempt of a hedge spoke first, or because the client left: no failure.
+    /// Given up because another attempt of a hedge spoke first, because the client left, or by a deadline most of which had passed
+    /// before: no failure.
     pub is_canceled: bool,
     /// The replica was chosen.
     pub start: Stamp,
@@ -443,17 +445,21 @@ impl Record {
     /// How an attempt ended; `at` is its place.
     pub fn outcome_of(&self, at: usize, attempt: &Attempt) -> Outcome {
         match attempt.error {
-            None if attempt.cause == AttemptCause::Prefill && !attempt.is_canceled => {
+            _ if attempt.is_canceled => Outcome::Canceled,
+            None if attempt.cause == AttemptCause::Prefill => {
                 let is_refused = attempt.status.is_some_and(|status| status >= 400);
                 if is_refused { Outcome::ClientError } else { Outcome::Ok }
             }
             None if at + 1 == self.attempts.len() => self.outcome,
-            // Another attempt of its hedge spoke first.
-            _ if attempt.is_canceled => Outcome::Canceled,
             // The gateway's own limits: nothing was sent to the replica.
             Some("no_free_connection" | "local_resources") => Outcome::Refused,
             _ => Outcome::Failed,
         }
+    }
+
+    /// Whether it failed while it was at a replica that is not to blame: most of its time had passed before.
+    pub fn is_spared(&self) -> bool {
+        self.outcome == Outcome::Failed && self.attempts.last().is_some_and(|last| last.is_canceled)
     }
 
     /// The attempt whose response went to the client.

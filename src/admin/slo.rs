@@ -90,7 +90,6 @@ fn figures(
             (&mut figures.minute.slot, IN_MINUTE),
             (&mut figures.five.slot, IN_FIVE),
             (&mut figures.recent, RECENT),
-            (&mut figures.lately, LATELY),
         ] {
             if age <= oldest {
                 window.merge(&slot);
@@ -243,7 +242,6 @@ const MIN_CALM: f64 = 30.0;
 const STUCK_AFTER: Duration = Duration::from_secs(2);
 /// Slots of 10 s before the current one.
 const RECENT: i64 = 1;
-const LATELY: i64 = 2;
 const IN_MINUTE: i64 = 6;
 const IN_FIVE: i64 = 30;
 const MAX_NOT_READY: usize = 50;

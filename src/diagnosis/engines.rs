@@ -1,10 +1,11 @@
 //! What the engines' own figures mean for a wait: who queues, whose cache is full, and what is not theirs; pure.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::figures::seconds;
-use super::table::{FEW, MAJORITY, MIN_DIFFERENCE};
-use crate::fleet::status::{KvCounters, ReplicaStatus};
+use super::table::{MAJORITY, MIN_DIFFERENCE};
+use crate::fleet::status::{KvCounters, ReplicaStatus, Way};
 use crate::observe::history::{Dimension, Slot};
 use crate::stage::Stage;
 use crate::stats::upper_quantile;
@@ -13,15 +14,17 @@ use crate::stats::upper_quantile;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Far {
     pub(crate) replica: Arc<str>,
-    /// Seconds of a first token that the engine does not know of, and what it takes by its own count.
-    pub(crate) between: f64,
-    pub(crate) own: f64,
+    pub(crate) way: Way,
 }
 
 impl Far {
     pub(crate) fn evidence(&self) -> String {
-        let Self { between, own, .. } = self;
-        format!("its first tokens take {} more than its engine counts ({})", seconds(*between), seconds(*own))
+        let Way { seen, in_engine, .. } = self.way;
+        format!(
+            "its first tokens take {}, of which its engine has {} at most",
+            seconds(seen),
+            seconds(in_engine)
+        )
     }
 }
 
@@ -58,42 +61,26 @@ pub(crate) struct Ways {
     pub(crate) near: usize,
 }
 
-/// The replicas to blame for most misses in a stage at the engine, whose engines have no queue and whose first tokens are soon: by what
-/// came in the shortest of these windows that has enough; the last one has the misses. Where every way is long, requests on it hold
-/// the places for which others wait in the gateway.
-pub(crate) fn ways(windows: [&Slot; 3], stage: Stage, replicas: &[ReplicaStatus]) -> Ways {
-    let [recent, middle, slot] = windows;
+/// The replicas to blame for most misses in a stage at the engine, whose engines have no queue and whose first tokens are soon. Where
+/// every way is long, requests on it hold the places for which others wait in the gateway.
+pub(crate) fn ways(slot: &Slot, stage: Stage, replicas: &[ReplicaStatus]) -> Ways {
     if !matches!(stage, Stage::Admit | Stage::EngineQueue | Stage::Prefill | Stage::EngineOther) {
         return Ways::default();
     }
-    // Sent until the first token.
-    let enough = |slot: &Slot, name: &Arc<str>| {
-        let part = slot.of(Dimension::Replica, name)?;
-        let held = part.mean(Stage::Admit).unwrap_or_default();
-        let is_enough = part.first_tokens.count >= f64::from(FEW);
-        part.first_tokens.value().filter(|_| is_enough).map(|seen| seen - held)
-    };
     let missed = |name: &Arc<str>| slot.of(Dimension::Replica, name).map_or(0, |part| part.missed_in[stage]);
     let matters = MIN_DIFFERENCE.max(MATTERS * slot.bound.value().unwrap_or_default());
+    let is_far = |between: f64, seen: f64| between >= matters && between >= MAJORITY * seen;
+    let known = || replicas.iter().filter_map(|status| Some((status, status.counters?.way?)));
     // What came before the last seconds may be of before the onset: it shows no replica to be near where others have come since.
-    let has_come = replicas.iter().any(|status| enough(recent, &status.replica).is_some());
+    let has_come = known().any(|(_, way)| way.span < LATEST);
     let mut ways = Ways::default();
-    for status in replicas {
-        let replica = &status.replica;
-        // Of the same time: where requests came earlier only, the last first tokens of its engine are those of probes.
-        let lately = [recent, middle].into_iter().find_map(|window| enough(window, replica));
-        let Some(counters) = status.counters else { continue };
-        let (seen, own) = match lately {
-            Some(_) => (lately, counters.recent_ttft),
-            None => (enough(slot, replica), counters.minute_ttft),
-        };
-        let (Some(seen), Some(own), Some(waiting)) = (seen, own, queue(status)) else { continue };
-        let between = seen - own;
-        let is_far = between >= matters && between >= MAJORITY * seen;
-        if !is_far {
-            ways.near += usize::from(!has_come || enough(recent, replica).is_some());
-        } else if waiting < 1.0 && missed(replica) > 0 {
-            ways.far.push(Far { replica: Arc::clone(replica), between, own });
+    for (status, way) in known() {
+        let Some(waiting) = queue(status) else { continue };
+        // Other requests than ours add to the sum of the engine's count and take from its mean: between the two nothing is known.
+        if !is_far(way.seen - way.counted, way.seen) {
+            ways.near += usize::from(!has_come || way.span < LATEST);
+        } else if is_far(way.seen - way.in_engine, way.seen) && waiting < 1.0 && missed(&status.replica) > 0 {
+            ways.far.push(Far { replica: Arc::clone(&status.replica), way });
         }
     }
     if stage == Stage::Admit && ways.near > 0 {
@@ -148,6 +135,8 @@ pub(crate) fn lost_kv(replicas: &[ReplicaStatus]) -> Option<String> {
 
 /// Share of the bound on first tokens from which the way to an engine matters.
 const MATTERS: f64 = 0.25;
+/// Length of the shortest spans: pages of engines are kept every ten seconds.
+const LATEST: Duration = Duration::from_secs(20);
 /// Preemptions a second of one engine, and its share of cache in use.
 const PREEMPTS: f64 = 0.05;
 const FULL: f64 = 0.8;

@@ -47,8 +47,6 @@ pub(crate) struct RouteFigures {
     pub(crate) stuck_at: HashMap<Arc<str>, Duration>,
     /// What came in the last seconds.
     pub(crate) recent: Slot,
-    /// The same, and of some seconds more: a replica that gets little is known by that.
-    pub(crate) lately: Slot,
     /// How late the gateway itself ran in the last minute.
     pub(crate) lateness: Lateness,
 }

@@ -10,11 +10,13 @@ use parking_lot::Mutex;
 
 use super::adapters::Adapters;
 use super::gpu::GpuReading;
+use super::pages::Pages;
 use super::status::EngineCounters;
 use super::stream_defaults::StreamDefaults;
 use crate::clock::Stamp;
 use crate::config::ProbeKind;
 use crate::record::SeenWait;
+use crate::stats::Mean;
 use crate::units::{AtomicF64, Tokens};
 
 /// Facts of one engine; written by probes and scrapes.
@@ -44,8 +46,10 @@ pub struct EngineFacts {
     pub(super) continues_chats: Mutex<Option<bool>>,
     /// Counters of the last scrape.
     pub(super) scraped: ArcSwapOption<EngineCounters>,
-    /// Counters of the last minute, one every ten seconds, oldest first.
-    recent: Mutex<VecDeque<(Stamp, EngineCounters)>>,
+    /// Seconds to first tokens of this gateway's requests, probes excluded.
+    first_tokens: Mutex<Mean>,
+    /// Counters of the last minutes.
+    pages: Mutex<Pages>,
     /// When its page was read lately, and which share of our requests without a first token waited there then, oldest first.
     queues: Mutex<Queues>,
     /// Figures that are expected of it and that its page does not have.
@@ -121,33 +125,15 @@ impl EngineFacts {
         now.map(|now| before.map_or(now, |before| before + OF_A_SCRAPE * (now - before)))
     }
 
-    /// Adds what the counters did in the last seconds, or in the minute before; nothing where they have fallen since, with a restart.
+    /// A request of this gateway had its first token so long after it was sent.
+    pub(super) fn first_token(&self, waited: Duration) {
+        self.first_tokens.lock().add(waited.as_secs_f64());
+    }
+
+    /// Adds what the counters did in the last seconds, or in the minute before.
     pub(super) fn with_recent(&self, now: EngineCounters, at: Stamp) -> EngineCounters {
-        let mut recent = self.recent.lock();
-        let before = recent.front().copied();
-        if recent.back().is_none_or(|(last, _)| at.since(*last) >= RECENT_EVERY) {
-            recent.push_back((at, now));
-            if recent.len() > RECENT_KEPT {
-                recent.pop_front();
-            }
-        }
-        let Some((since, before)) = before else { return now };
-        let since_then = |(_, before): &(Stamp, EngineCounters)| {
-            let (now, before) = now.ttft.zip(before.ttft)?;
-            let (sum, count) = (now.0 - before.0, now.1 - before.1);
-            (sum >= 0.0 && count > 0.0).then_some((sum, count))
-        };
-        // Of the last seconds, where enough came in them.
-        let mut spans = recent.iter().rev().filter(|(then, _)| at.since(*then) >= RECENT_EVERY);
-        let last = spans.find_map(|then| since_then(then).filter(|(_, count)| *count >= FEW));
-        let minute = recent.front().and_then(since_then);
-        let mean = |(sum, count)| sum / count;
-        let (recent_ttft, minute_ttft) = (last.or(minute).map(mean), minute.map(mean));
-        let preempted = now.preemptions.zip(before.preemptions).map(|(now, before)| now - before);
-        let seconds = at.since(since).as_secs_f64();
-        let rate = preempted.filter(|n| *n >= 0.0 && seconds >= 1.0).map(|n| n / seconds);
-        let recent_kv = now.kv.zip(before.kv).and_then(|(now, before)| now.since(&before));
-        EngineCounters { recent_ttft, minute_ttft, recent_preemptions: rate, recent_kv, ..now }
+        let ours = *self.first_tokens.lock();
+        self.pages.lock().read(now, ours, at)
     }
 
     /// The first model that is no adapter, else the first.
@@ -160,9 +146,6 @@ impl EngineFacts {
 
 /// Weight of one scrape in what waits on average.
 const OF_A_SCRAPE: f64 = 0.2;
-/// Between two counters that are kept, and how many are.
-const RECENT_EVERY: Duration = Duration::from_secs(10);
-const RECENT_KEPT: usize = 6;
 /// What the last pages showed of requests without a first token.
 #[derive(Debug, Default)]
 struct Queues {
@@ -184,8 +167,6 @@ struct QueuePage {
 const FIRST_STEP: Duration = Duration::from_secs(2);
 /// Pages that are kept: of a minute, where they are read once a second.
 const QUEUES_KEPT: usize = 64;
-/// First tokens that make a mean.
-const FEW: f64 = 3.0;
 
 #[cfg(test)]
 mod tests {
@@ -219,34 +200,5 @@ mod tests {
         facts.saw_queue(0.0, Some(1.0), 1, at(10));
         idle(11, 21);
         assert_eq!(facts.seen(at(11), at(20)), shares(0.0, 0.8), "all but those of its first step");
-    }
-
-    #[test]
-    fn the_last_seconds_of_an_engine_are_known_by_its_counters() {
-        let facts = EngineFacts::default();
-        let scraped = |seconds: u64, sum: f64, count: f64, preemptions: f64| {
-            let counters = EngineCounters {
-                ttft: Some((sum, count)),
-                preemptions: Some(preemptions),
-                ..EngineCounters::default()
-            };
-            let found = facts.with_recent(counters, at(seconds));
-            (found.recent_ttft, found.recent_preemptions)
-        };
-        assert_eq!(scraped(0, 100.0, 100.0, 7.0), (None, None));
-        assert_eq!(scraped(10, 102.0, 110.0, 12.0), (Some(0.2), Some(0.5)));
-        assert_eq!(scraped(12, 102.0, 110.0, 12.0).0, Some(0.2));
-        for seconds in 20..200 {
-            scraped(seconds, 102.0 + 0.1 * seconds as f64, 110.0 + seconds as f64, 12.0);
-        }
-        let (ttft, preemptions) = scraped(200, 122.0, 310.0, 12.0);
-        assert!((ttft.unwrap() - 0.1).abs() < 1e-9, "{ttft:?}");
-        assert_eq!(preemptions, Some(0.0));
-        for seconds in 201..=220 {
-            scraped(seconds, 122.0 + 0.5 * (seconds - 200) as f64, 310.0 + (seconds - 200) as f64, 12.0);
-        }
-        let (ttft, _) = scraped(221, 132.5, 331.0, 12.0);
-        assert!((ttft.unwrap() - 0.5).abs() < 1e-9, "of the last seconds: {ttft:?}");
-        assert_eq!(scraped(222, 0.1, 1.0, 0.0), (None, None), "restarted");
     }
 }

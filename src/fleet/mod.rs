@@ -17,6 +17,7 @@ pub mod metrics_text;
 mod model_list;
 pub mod objectives;
 pub(crate) mod outside;
+mod pages;
 pub(crate) mod pick;
 mod poison;
 pub(crate) mod pool;

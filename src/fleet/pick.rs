@@ -53,6 +53,9 @@ impl Pick {
     /// The first content event arrived.
     pub fn first_token(&mut self, now: Stamp) {
         self.assignment.first_token(now);
+        if let Some(waited) = self.assignment.waited(now) {
+            self.replica.engine.first_token(waited);
+        }
         self.replica.succeeded(now);
         self.pool.queue.turn();
     }
@@ -133,9 +136,8 @@ impl Pick {
     /// that failed.
     pub fn overdue(&self, failure: &Failure, now: Stamp) {
         self.assignment.censored(now);
-        if let Failure::Timeout { timer: Timer::FirstToken, after } = failure
-            && now.since(self.assignment.at()) >= *after / 2
-        {
+        let is_first_token = matches!(failure, Failure::Timeout { timer: Timer::FirstToken, .. });
+        if is_first_token && !failure.spares_replica(now.since(self.assignment.at())) {
             self.silent(now);
         }
     }

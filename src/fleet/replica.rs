@@ -3,11 +3,13 @@
 //! Each part has one writer's concern: who it is, its life, its health, its engine's facts, our own requests to it, and its load as
 //! routing reads it. Name and labels may change with the configuration; state, connections and everything learned stay.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::engine::EngineFacts;
@@ -45,6 +47,8 @@ pub(super) struct OwnRequests {
     pub(super) misses: AtomicU32,
     /// When its engine's error was logged last.
     logged_at: AtomicStamp,
+    /// The last error that its engine answered a request with, and when.
+    last_error: Mutex<Option<(Stamp, Box<str>)>>,
     /// The last warm-up.
     pub(super) warm_up: ArcSwapOption<WarmUpReport>,
     /// It is to be warmed up again.
@@ -152,6 +156,8 @@ impl Replica {
         if matches!(event, Event::Refused | Event::Unproved) {
             self.health.warmth.not_yet(now);
         }
+        let words = self.words_for(event, now);
+        let reason = &*words.map_or(Cow::Borrowed(reason), |words| format!("{reason} ({words})").into());
         let Some(change) = self.life.apply(event, reason, now) else { return };
         match change.to {
             ReplicaState::Ready => {
@@ -167,11 +173,25 @@ impl Replica {
             _ => {}
         }
         let served = self.served();
-        tracing::info!(
-            pool = %served.pool, replica = %served.replica,
-            from = change.from.as_str(), to = change.to.as_str(), after = change.after.as_secs_f64(), reason,
-            "replica changed state"
-        );
+        macro_rules! log {
+            ($level:ident) => {
+                tracing::$level!(
+                    pool = %served.pool, replica = %served.replica,
+                    from = change.from.as_str(), to = change.to.as_str(), after = change.after.as_secs_f64(), reason,
+                    "replica changed state"
+                )
+            };
+        }
+        if change.to == ReplicaState::Ejected { log!(warn) } else { log!(info) }
+    }
+
+    /// Its engine's last error, for the reason of an ejection: of the minute before, also while it lasts.
+    fn words_for(&self, event: Event, now: Stamp) -> Option<String> {
+        let last = self.own.last_error.lock();
+        let (at, words) = last.as_ref().filter(|_| matches!(event, Event::Unproved | Event::Sick))?;
+        let passage = self.life.passage();
+        let ejected = if passage.state == ReplicaState::Ejected { passage.since } else { now };
+        (ejected.since(*at) <= WORDS_HOLD).then(|| format!("engine error: \u{201c}{words}\u{201d}"))
     }
 
     /// The current life: it ends with a death and begins with the next `Ready`.
@@ -211,6 +231,7 @@ impl Replica {
 
     /// Its engine answered a request with an error of its own: logged, but once in ten seconds.
     pub fn note_error(&self, words: &str, now: Stamp) {
+        *self.own.last_error.lock() = Some((now, words.into()));
         if self.own.logged_at.is_due(LOG_EVERY, now) {
             let served = self.served();
             tracing::warn!(pool = %served.pool, replica = %served.replica, error = words, "engine answered with an error");
@@ -300,6 +321,8 @@ impl Replica {
     }
 }
 
+/// An error that is older explains no ejection.
+const WORDS_HOLD: Duration = Duration::from_secs(60);
 /// Between two lines of the log about errors of one engine.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 

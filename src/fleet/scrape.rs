@@ -21,6 +21,7 @@ use super::status::EngineCounters;
 use crate::clock::{Clock, Stamp};
 use crate::config::{DataParallel, EngineKind, EngineProfile, Figure, Pool};
 use crate::routing::EnginePage;
+use crate::stats::Mean;
 use crate::upstream::call::{Call, CallError, KeptConnection};
 use crate::upstream::connect::Connector;
 
@@ -202,7 +203,10 @@ impl Scraper {
         let counters = EngineCounters {
             preemptions: figures.get(Figure::Preemptions),
             generated: figures.get(Figure::GeneratedTokens),
-            ttft: figures.get(Figure::TtftSum).zip(figures.get(Figure::TtftCount)),
+            ttft: figures
+                .get(Figure::TtftSum)
+                .zip(figures.get(Figure::TtftCount))
+                .map(|(sum, count)| Mean { sum, count }),
             kv: figures.kv(),
             recent_waiting: replica.engine.smoothed_waiting(figures.get(Figure::Waiting)),
             process_start: figures.get(Figure::ProcessStart),
@@ -291,7 +295,8 @@ fn is_another_process(before: &EngineCounters, now: &EngineCounters) -> bool {
         return (old - new).abs() > START_TOLERANCE;
     }
     let fell = |old: Option<f64>, new: Option<f64>| old.zip(new).is_some_and(|(old, new)| new < old);
-    fell(before.generated, now.generated) || fell(before.ttft.map(|ttft| ttft.1), now.ttft.map(|ttft| ttft.1))
+    fell(before.generated, now.generated)
+        || fell(before.ttft.map(|ttft| ttft.count), now.ttft.map(|ttft| ttft.count))
 }
 
 /// Seconds by which two readings of one process' start may differ.

@@ -7,6 +7,7 @@ use super::discovery::SourceStatus;
 pub use super::gpu::{GpuFigures, Throttling};
 pub use super::life::{ColdStarts, ReplicaState};
 use crate::routing::{Calibration, EngineSignals};
+use crate::stats::Mean;
 
 /// Reads the state of every replica and of their sources; without a fleet there is none.
 #[derive(Clone)]
@@ -117,12 +118,10 @@ pub struct EngineCounters {
     pub preemptions: Option<f64>,
     /// Generated tokens: an engine whose streams are silent and whose count stands still does nothing.
     pub generated: Option<f64>,
-    /// Sum and count of times to first token.
-    pub ttft: Option<(f64, f64)>,
-    /// Mean time to first token of the last seconds, or of the minute where few came in them, in seconds.
-    pub recent_ttft: Option<f64>,
-    /// The same of the minute, whatever came in the last seconds.
-    pub minute_ttft: Option<f64>,
+    /// Times to first token.
+    pub ttft: Option<Mean>,
+    /// The last first tokens of our requests there, beside those that the engine counted.
+    pub way: Option<Way>,
     /// Requests that wait, on average over the last scrapes: one that waits at a moment is no queue.
     pub recent_waiting: Option<f64>,
     /// Preemptions a second in the last minute.
@@ -131,6 +130,19 @@ pub struct EngineCounters {
     pub kv: Option<KvCounters>,
     /// The same of the last minute.
     pub recent_kv: Option<KvCounters>,
+}
+
+/// First tokens that this gateway had of a replica in a span of time, beside those that its engine counted in the same span.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Way {
+    /// Length of the span.
+    pub span: Duration,
+    /// Mean seconds from sending a request until its first token.
+    pub seen: f64,
+    /// Mean seconds by the engine's count, of its probes and of other gateways' requests as well.
+    pub counted: f64,
+    /// Seconds of `seen` that the engine can have had at most: whatever else it counted adds to them.
+    pub in_engine: f64,
 }
 
 /// What an engine counts of KV that moves between engines.

@@ -18,7 +18,6 @@ use super::picker;
 use super::prepared::Prepared;
 use super::{Gateway, IncomingRequest};
 use crate::clock::Stamp;
-use crate::error::{Failure, Timer};
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{self, AttemptCause, Record, Served};
@@ -302,8 +301,7 @@ impl Flight {
             Err(AttemptError::Replica(failure, answer)) => {
                 (answer.as_ref().map(|a| a.head.status.as_u16()), Some(failure.code()))
             }
-            // The client's own time was over: no failure of the replica.
-            Err(AttemptError::Overdue(Failure::Timeout { timer: Timer::Asked, .. })) => {
+            Err(AttemptError::Overdue(failure)) if failure.spares_replica(end.since(self.times.start)) => {
                 return self.lost_entry(end);
             }
             Err(AttemptError::Overdue(failure) | AttemptError::Ours(failure)) => (None, Some(failure.code())),
@@ -311,7 +309,7 @@ impl Flight {
         record::Attempt { status, error, ..self.open_entry(end) }
     }
 
-    /// The entry of an attempt that was given up because another one of the same request spoke first.
+    /// The entry of an attempt that was given up, through no fault of its replica.
     pub fn lost_entry(&self, end: Stamp) -> record::Attempt {
         record::Attempt { is_canceled: true, ..self.open_entry(end) }
     }

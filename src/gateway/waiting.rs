@@ -201,7 +201,7 @@ impl Waits {
     fn failure(&self, reason: GaveUp, hold: &QueueWait, queue: &PoolQueue, prepared: &Prepared) -> Failure {
         let outlook = &hold.outlook;
         match reason {
-            GaveUp::Timeout(timer, after) => Failure::Timeout { timer, after },
+            GaveUp::Timeout(timer, after) => Failure::NeverPlaced { timer, after },
             GaveUp::Queue(_) if hold.pool.is_none() => prepared.no_ready_replica(),
             GaveUp::Queue(end) => {
                 end.refusal(outlook, queue.promise(&prepared.share, outlook, outlook.drain)).into()

@@ -316,6 +316,11 @@ impl Assignment {
         self.load.placement.is_past_engine
     }
 
+    /// How long it has waited for its engine; `None` where it waits for what another pool computes, or for more than a first token.
+    pub fn waited(&self, now: Stamp) -> Option<Duration> {
+        self.is_timed().then(|| now.since(self.at()))
+    }
+
     /// Whether times are an observation of this pool's prefill: neither of a prompt that another pool computes nor of a wait for more.
     fn is_timed(&self) -> bool {
         !self.load.placement.is_elsewhere && !self.load.placement.is_untimed
@@ -338,8 +343,8 @@ impl Assignment {
         if let Some(announced) = &mut self.announced {
             announced.first_token(now);
         }
-        if let Some(predicted) = self.decision.predicted_ttft.filter(|_| self.is_timed()) {
-            self.dispatcher.model.compare(self.decision.slot, predicted, now.since(self.at()));
+        if let Some((predicted, waited)) = self.decision.predicted_ttft.zip(self.waited(now)) {
+            self.dispatcher.model.compare(self.decision.slot, predicted, waited);
         }
         true
     }

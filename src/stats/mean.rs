@@ -1,6 +1,6 @@
 //! A mean that is summed up piece by piece.
 
-use std::ops::{AddAssign, SubAssign};
+use std::ops::{AddAssign, Sub, SubAssign};
 
 /// A sum, and of how many; of weighted values, the sum of the weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -33,6 +33,15 @@ impl Mean {
 impl AddAssign for Mean {
     fn add_assign(&mut self, more: Self) {
         (self.sum, self.count) = (self.sum + more.sum, self.count + more.count);
+    }
+}
+
+impl Sub for Mean {
+    type Output = Self;
+
+    fn sub(mut self, less: Self) -> Self {
+        self -= less;
+        self
     }
 }
 

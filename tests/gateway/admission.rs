@@ -152,6 +152,28 @@ async fn a_late_request_waits_and_is_answered_when_there_is_room() {
 }
 
 #[tokio::test]
+async fn a_request_that_no_replica_had_room_for_is_not_answered_as_if_one_were_slow() {
+    let ([replica], gateway) = Gateway::before(|config| {
+        one_at_a_time(config);
+        config.routes[0].queue = Some(QUEUE);
+        config.routes[0].timeouts.first_token = Duration::from_millis(300);
+    })
+    .await;
+    let gate = Gate::new();
+    replica.next([vec![Step::Wait(gate.clone())], wire::json(200, "{}")].concat());
+    // An answer in one piece has no first token.
+    let mut first = gateway.sent(PATH, &chat("tiny", "first").replace("true", "false")).await;
+    replica.got(1).await;
+    let late = gateway.post(PATH, &chat("tiny", "late")).await;
+    assert_eq!((late.status(), &*late.code()), (504, "timeout_first_token"));
+    let words = "no replica could take the request before its 0.3 s were over (timeouts.first_token)";
+    assert!(late.text().contains(words), "{}", late.text());
+    assert_eq!(replica.count(), 1, "it was sent to none");
+    gate.cancel();
+    assert_eq!(first.reply().await.status(), 200);
+}
+
+#[tokio::test]
 async fn nobody_waits_for_longer_than_max_wait() {
     let (gateway, _replica, gate, mut first) = busy(QUEUE).await;
     let short = QueueLimits { max_wait: Duration::from_millis(30), ..QUEUE };

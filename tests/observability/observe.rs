@@ -732,7 +732,7 @@ async fn the_verdict_and_the_history_show_an_incident_and_the_stream_tells_it() 
     let slo = json("/api/v1/slo").await;
     assert_eq!(slo["status"], "bad", "{slo}");
     let sentence = slo["sentence"].as_str().unwrap();
-    for word in ["chat: TTFT p99 20", "12 of 12 misses in ", "gpu-a:8000"] {
+    for word in ["chat: 12 of 20 requests had no first token in time", "12 of 12 misses in ", "gpu-a:8000"] {
         assert!(sentence.contains(word), "{word} in {sentence}");
     }
     assert_eq!(slo["routes"][0]["goodput"]["missed"], 12);

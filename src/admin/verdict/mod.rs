@@ -112,11 +112,7 @@ fn cause(slot: &Slot, figures: &RouteFigures) -> Option<Cause> {
     // Until a replica's speed is learned, a wait for its first token counts as prefill.
     let is_by_scrape =
         stage == Stage::Prefill && engines::waiting(replicas) >= QUEUED * replicas.len() as f64;
-    let ways = if reason == "ttft" {
-        engines::ways([&figures.recent, &figures.lately, slot], stage, replicas)
-    } else {
-        Ways::default()
-    };
+    let ways = if reason == "ttft" { engines::ways(slot, stage, replicas) } else { Ways::default() };
     let stage = if is_by_scrape { Stage::EngineQueue } else { stage };
     Some(Cause { stage, misses, reason, is_by_scrape, ways })
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::fleet::status::{EngineCounters, KvCounters, LifeStatus};
+use crate::fleet::status::{EngineCounters, KvCounters, LifeStatus, Way};
 use crate::observe::history::{Dimension, Part};
 use crate::observe::lag::Lateness;
 use crate::routing::{EnginePage, EngineSignals};
@@ -83,10 +83,10 @@ fn counted(replica: &str, counters: EngineCounters) -> ReplicaStatus {
     ReplicaStatus { counters: Some(counters), ..ready(replica, 0.0) }
 }
 
-/// The same of an engine by whose own count first tokens take so long.
-fn soon(replica: &str, ttft: f64) -> ReplicaStatus {
-    let (recent_ttft, minute_ttft) = (Some(ttft), Some(ttft));
-    counted(replica, EngineCounters { recent_ttft, minute_ttft, ..EngineCounters::default() })
+/// The same of one whose last first tokens took so many seconds, of which its engine had the others by its count of ours alone.
+fn way(replica: &str, seen: f64, own: f64) -> ReplicaStatus {
+    let way = Way { span: Duration::from_secs(15), seen, counted: own, in_engine: own };
+    counted(replica, EngineCounters { way: Some(way), ..EngineCounters::default() })
 }
 
 fn ejected(replica: &str, reason: &str) -> ReplicaStatus {
@@ -389,38 +389,22 @@ fn a_queue_that_only_one_engine_has_is_named_though_the_gateway_has_learned_noth
 #[test]
 fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
     let queue = |slow| (Stage::EngineQueue, slow, 0.3);
-    let mut now = slot(TTFT, &[did("r1", 2, 20, queue(2.3)), did("r2", 30, 0, queue(0.3))]);
-    let [one, known] = ["r1", "r2"].map(|replica| {
-        let part = part(&mut now.slot, replica);
-        part.first_tokens = part.stages[Stage::EngineQueue];
-        part.first_tokens
-    });
-    let mut figures = figures(now, vec![soon("r1", 0.02), soon("r2", 0.25)]);
+    let now = slot(TTFT, &[did("r1", 2, 20, queue(2.3)), did("r2", 30, 0, queue(0.3))]);
+    let mut figures = figures(now, vec![way("r1", 2.1, 0.02), way("r2", 0.3, 0.25)]);
+    fn way_of(figures: &mut RouteFigures, at: usize) -> &mut Option<Way> {
+        &mut figures.replicas[at].counters.as_mut().unwrap().way
+    }
     names_only(
         &figures,
-        "misses in network | r1 stands out: its first tokens take 2.1 s more than its engine counts (20 ms)",
+        "misses in network | r1 stands out: its first tokens take 2.1 s, of which its engine has 20 ms at most",
         "engine_queue | r2",
     );
-    // Its last first tokens are those of probes, where its requests came earlier.
-    figures.replicas[0].counters.as_mut().unwrap().minute_ttft = Some(1.9);
-    names(&figures, "misses in engine_queue");
-    figures.replicas[0].counters.as_mut().unwrap().minute_ttft = Some(0.02);
-    // Alone it does not stand out: of the other no first tokens are known.
-    part(&mut figures.minute.slot, "r2").first_tokens = Mean::default();
+    // Alone it does not stand out: of the other no first tokens are known, or none of the last seconds.
+    let known = way_of(&mut figures, 1).take();
     names_only(&figures, "20 of 20 misses in network | all at replica r1", "stands out");
-    part(&mut figures.minute.slot, "r2").first_tokens = known;
-    // What came lately counts before what the minute has of before the onset.
-    figures.lately = figures.minute.slot.clone();
-    part(&mut figures.minute.slot, "r1").first_tokens = Mean { sum: 15.0, count: 100.0 };
-    names(&figures, "20 of 20 misses in network | replica r1 stands out");
-    figures.lately = Slot::default();
-    names(&figures, "misses in engine_queue");
-    part(&mut figures.minute.slot, "r1").first_tokens = one;
-    // Nor where the other's are of before the last seconds.
-    figures.recent = figures.minute.slot.clone();
-    figures.recent.parts.remove(&(Dimension::Replica, "r2".into()));
+    *way_of(&mut figures, 1) = known.map(|way| Way { span: Duration::from_secs(60), ..way });
     names_only(&figures, "20 of 20 misses in network | all at replica r1", "stands out");
-    figures.recent = Slot::default();
+    *way_of(&mut figures, 1) = known;
     // One that waits at a moment explains nothing, a queue does.
     figures.replicas[0].signals.as_mut().unwrap().page.waiting = Some(2.0);
     figures.replicas[0].counters.as_mut().unwrap().recent_waiting = Some(0.6);
@@ -430,18 +414,39 @@ fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
 }
 
 #[test]
+fn a_headline_shows_no_p99_that_is_within_the_bound() {
+    let prefill = (Stage::Prefill, 3.0, 0.4);
+    let mut now = slot(TTFT, &[did("r1", 90, 10, prefill)]);
+    names(&figures(now.clone(), queues([0.0])), "TTFT p99 3.0 s against 2.0 s; 10 of 10 misses");
+    // The others still wait.
+    now.ttft = slot(TTFT, &[did("r1", 90, 0, prefill)]).ttft;
+    names_only(
+        &figures(now, queues([0.0])),
+        "10 of 100 requests had no first token in time; 10 of 10 misses",
+        "p99",
+    );
+}
+
+#[test]
+fn an_engine_that_is_slow_itself_is_no_network_though_its_probes_are_soon() {
+    let prefill = |slow| (Stage::Prefill, slow, 0.3);
+    let now = slot(TTFT, &[did("r1", 2, 20, prefill(2.3)), did("r2", 30, 0, prefill(0.3))]);
+    // Four of our requests beside sixty probes.
+    let mut slow = way("r1", 2.1, 0.14);
+    slow.counters.as_mut().unwrap().way.as_mut().unwrap().in_engine = 2.2;
+    names_only(
+        &figures(now, vec![slow, way("r2", 0.3, 0.25)]),
+        "20 of 20 misses in prefill | replica r1 stands out",
+        "network",
+    );
+}
+
+#[test]
 fn places_that_a_long_way_holds_are_the_networks_and_those_of_one_engine_are_not() {
     // Held for 2 s, and 1.3 s more until the first token.
     let admit = |slow| (Stage::Admit, slow, 0.1);
-    let figures = |own: [f64; 2]| {
-        let mut now = slot(TTFT, &[did("r1", 10, 10, admit(2.0)), did("r2", 10, 10, admit(2.0))]);
-        for replica in ["r1", "r2"] {
-            let part = part(&mut now.slot, replica);
-            part.first_tokens = part.stages[Stage::Admit];
-            part.first_tokens.sum += 20.0 * 1.3;
-        }
-        figures(now, vec![soon("r1", own[0]), soon("r2", own[1])])
-    };
+    let now = slot(TTFT, &[did("r1", 10, 10, admit(2.0)), did("r2", 10, 10, admit(2.0))]);
+    let figures = |own: [f64; 2]| figures(now.clone(), vec![way("r1", 1.3, own[0]), way("r2", 1.3, own[1])]);
     names_only(&figures([0.1, 0.1]), "20 of 20 misses in network | shared by all 2", "admit");
     names_only(&figures([0.1, 1.2]), "20 of 20 misses in admit", "network");
 }
@@ -678,7 +683,6 @@ fn of_revisions(all: &[(&'static str, Did)]) -> RouteFigures {
     for (revision, replica) in names {
         let part = part(&mut now.slot, replica);
         let Mean { sum, count } = part.stages[Stage::Prefill];
-        part.first_tokens = Mean { sum, count };
         // Each pool has learned its own speed; a prompt has 400 tokens.
         (part.over_expected, part.per_token) = (Mean { sum, count: sum }, Mean { sum, count: 400.0 * count });
         let part = part.clone();

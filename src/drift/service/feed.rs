@@ -168,7 +168,8 @@ impl EndedRequest {
 
     pub(super) fn observation(&self) -> Observation<'_> {
         let record = &*self.record;
-        let served = record.served();
+        // It failed in the queue of the gateway, whichever replica came to have the rest of its time.
+        let served = record.served().filter(|_| !record.is_spared());
         let SloBounds { ttft: bound, ttft_base, .. } = record.slo;
         Observation {
             at: self.at,
@@ -246,6 +247,24 @@ mod tests {
         let observed = request.observation();
         assert_eq!((observed.replica, observed.waited_at), (&*answered.served.replica, Some("sick")));
         assert_eq!(*observed.failed_at, [Arc::<str>::from("sick")]);
+    }
+
+    #[test]
+    fn a_request_that_a_replica_got_too_late_fails_at_none() {
+        let mut late = fixture::stream();
+        (late.outcome, late.error, late.at.first_token) =
+            (Outcome::Failed, Some("timeout_first_token"), None);
+        let failed_at = |record: &Record| {
+            let ended = Arc::new(record.clone());
+            let request = EndedRequest::of(&ended, &Judgement::of(record), Clock::start());
+            let observed = request.observation();
+            assert_eq!(observed.outcome, Outcome::Failed);
+            observed.replica.to_owned()
+        };
+        late.attempts[0].error = Some("timeout_first_token");
+        assert_eq!(failed_at(&late), *late.attempts[0].served.replica);
+        (late.attempts[0].error, late.attempts[0].is_canceled) = (None, true);
+        assert_eq!(failed_at(&late), NOT_SERVED);
     }
 
     #[test]

@@ -120,6 +120,6 @@ impl MinuteSignals {
 
 /// The engine's mean TTFT between two scrapes; `None` where it has restarted or nothing came.
 fn mean_ttft(now: &EngineCounters, before: &EngineCounters) -> Option<f64> {
-    let ((sum, count), (sum_before, count_before)) = (now.ttft?, before.ttft?);
-    (count > count_before && sum >= sum_before).then(|| (sum - sum_before) / (count - count_before))
+    let since = now.ttft? - before.ttft?;
+    since.value().filter(|_| since.sum >= 0.0)
 }

@@ -73,8 +73,6 @@ pub struct Part {
     pub stages: ByStage<Mean>,
     /// Inter-token latencies in seconds; of a replica only.
     pub itl: Mean,
-    /// Seconds to first tokens.
-    pub first_tokens: Mean,
     /// Seconds to first tokens, over what the same work was predicted to take at the pool's speed.
     pub over_expected: Mean,
     /// Seconds to first tokens, over the prompt tokens that were to be computed: the same of any pool.
@@ -139,7 +137,6 @@ impl Part {
             self.stages[stage] += other.stages[stage];
         }
         self.itl += other.itl;
-        self.first_tokens += other.first_tokens;
         self.over_expected += other.over_expected;
         self.per_token += other.per_token;
     }
@@ -157,7 +154,6 @@ impl Part {
             rest.wrong_in[stage] = self.wrong_in[stage].saturating_sub(replica.wrong_in[stage]);
             rest.stages[stage] -= replica.stages[stage];
         }
-        rest.first_tokens -= replica.first_tokens;
         rest.over_expected -= replica.over_expected;
         rest.per_token -= replica.per_token;
         Some(rest)
@@ -257,7 +253,6 @@ impl Slot {
             part.prompt_tokens += prompt;
             // What was lost at the attempts before is in it.
             let ttft = ttft.filter(|_| !charges.is_later || !dimension.is_engine());
-            part.first_tokens.add(ttft);
             if let Some((sum, count)) = ttft.zip(expected) {
                 part.over_expected += Mean { sum, count };
             }
@@ -514,6 +509,17 @@ mod tests {
         let replica = |name: &str| slot.parts[&(Dimension::Replica, name.into())].clone();
         assert_eq!((replica("gpu-b:8000").failures, replica("gpu-b:8000").requests), (1, 0));
         assert_eq!((replica("gpu-a:8000").failures, replica("gpu-a:8000").requests), (0, 1));
+    }
+
+    #[test]
+    fn a_request_that_a_replica_got_too_late_is_no_failure_of_it() {
+        let mut late =
+            Record { outcome: Outcome::Failed, error: Some("timeout_first_token"), ..fixture::stream() };
+        late.attempts[0].status = None;
+        (late.attempts[0].is_canceled, late.at.first_token) = (true, None);
+        let slot = slot_of([&late]);
+        let part = slot.of(Dimension::Replica, &"gpu-a:8000".into()).unwrap();
+        assert_eq!((slot.all_missed(), part.failures, part.answers), (1, 0, 0));
     }
 
     #[test]

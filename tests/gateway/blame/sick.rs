@@ -64,6 +64,24 @@ async fn a_replica_that_fails_fast_costs_a_handful_of_requests() {
     }
 }
 
+#[tokio::test]
+async fn a_replica_is_ejected_with_the_words_of_its_engine() {
+    let (gateway, replicas) = four(PolicyName::RoundRobin).await;
+    let [sick, ..] = replicas.as_slice() else { panic!("four replicas") };
+    sick.probes(Probes::Refused(500));
+    let reports = r#"{"error":{"message":"CUDA error: device-side assert triggered","code":500}}"#;
+    sick.always(wire::json(500, reports));
+    let mut asked = 0;
+    while gateway.state_of(sick) != ReplicaState::Ejected && asked < 5_000 {
+        failed(&gateway, asked..asked + 1).await;
+        asked += 1;
+    }
+    let status = gateway.replicas().into_iter().find(|one| *one.replica == *sick.name()).unwrap();
+    assert_eq!(status.state, ReplicaState::Ejected);
+    assert!(status.reason.contains("(engine error: \u{201c}CUDA error"), "{}", status.reason);
+    gateway.idle().await;
+}
+
 /// Whole answers of a model that ends at once: a stream, and in one piece.
 fn nothing() -> [(Vec<Step>, String, &'static str); 2] {
     let piece = r#"{"id":"c","choices":[{"index":0,"message":{"role":"assistant","content":""},"finish_reason":"stop"}],"usage":{"completion_tokens":1}}"#;
