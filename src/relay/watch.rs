@@ -70,8 +70,8 @@ pub struct StreamDeadlines {
     pub patience: Duration,
     /// When the first content event is overdue (streams).
     pub first_token: Option<Deadline>,
-    /// Whether its engine may be silent in health, for as long as its parser holds a call of a tool or the reasoning back: the two
-    /// deadlines of silence then count only while nothing moves there, neither its own counters nor another stream.
+    /// Whether its engine may be silent in health once it has begun, for as long as its parser holds a call of a tool or the reasoning
+    /// back: the two deadlines of silence then count only while nothing moves there, neither its own counters nor another stream.
     pub may_be_silent: bool,
     /// When the request is over.
     pub total: Deadline,
@@ -209,7 +209,10 @@ impl StreamWatch {
             Some(Expiry::DrainOver)
         } else if is_past(self.deadlines.total) {
             Some(Expiry::Deadline(self.deadlines.total_timer))
-        } else if is_waiting && !is_decoding && !is_excused && self.deadlines.first_token.is_some_and(is_past)
+        } else if is_waiting
+            && !is_decoding
+            && !(is_excused && self.begun().is_some())
+            && self.deadlines.first_token.is_some_and(is_past)
         {
             // Not while the client is waited for: the token may have come, behind what it does not take.
             Some(Expiry::Deadline(Timer::FirstToken))
@@ -431,7 +434,15 @@ mod tests {
             assert_eq!(found(&watch, at(second + 9)), None, "{second}");
         }
         assert_eq!(found(&watch, at(42)), Some(Expiry::Deadline(Timer::InterToken)));
+        let (_dog, waits, vitals, _) = may_be_silent();
+        vitals.engine_moved(at(299));
+        assert_eq!(
+            found(&waits, at(300)),
+            Some(Expiry::Deadline(Timer::FirstToken)),
+            "in the engine's queue"
+        );
         let (_dog, first, vitals, _) = may_be_silent();
+        first.begins(at(3));
         vitals.engine_moved(at(299));
         assert_eq!(found(&first, at(305)), None);
         assert_eq!(found(&first, at(309)), Some(Expiry::Deadline(Timer::FirstToken)));
