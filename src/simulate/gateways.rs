@@ -44,10 +44,14 @@ impl ReplayedGateways {
         Self { gateways, next_batch: shares.then(SimStamp::default) }
     }
 
-    /// The gateway that a request came to.
-    fn of(&mut self, request: RequestId) -> &mut ProductRouter {
+    /// The gateway that a request comes to, counted from 0.
+    pub fn gateway_of(&self, request: RequestId) -> usize {
         let drawn = xxhash_rust::xxh3::xxh3_64(&request.0.to_le_bytes());
-        let at = (drawn % self.gateways.len() as u64) as usize;
+        (drawn % self.gateways.len() as u64) as usize
+    }
+
+    fn of(&mut self, request: RequestId) -> &mut ProductRouter {
+        let at = self.gateway_of(request);
         &mut self.gateways.get_mut(at).expect("invariant: a replay has a gateway").router
     }
 

@@ -8,6 +8,7 @@ mod cold;
 #[path = "../../benches/scaling/elastic.rs"]
 mod elastic;
 mod flood;
+mod gateways;
 mod overload;
 mod restarts;
 mod watched;

@@ -46,13 +46,20 @@ pub(super) struct Open;
 
 impl Gate for Open {}
 
-struct Watched<G> {
-    router: ProductRouter,
+/// A router and what became of each of its requests.
+pub(super) struct Watched<R, G> {
+    pub(super) router: R,
     gate: G,
-    fates: HashMap<RequestId, Fate>,
+    pub(super) fates: HashMap<RequestId, Fate>,
 }
 
-impl<G: Gate> Router for Watched<G> {
+impl<R, G> Watched<R, G> {
+    pub(super) fn new(router: R, gate: G) -> Self {
+        Self { router, gate, fates: HashMap::new() }
+    }
+}
+
+impl<R: Router, G: Gate> Router for Watched<R, G> {
     fn arrive(&mut self, mut request: Arrival, fleet: &mut dyn Fleet) {
         let fate = Fate { arrived: live(request.at), prompt: request.prompt, ..Fate::default() };
         self.fates.insert(request.id, fate);
@@ -131,7 +138,7 @@ pub(super) fn watch(
     router: ProductRouter,
     gate: impl Gate,
 ) -> (Vec<Fate>, Figures) {
-    let mut watched = Watched { router, gate, fates: HashMap::new() };
+    let mut watched = Watched::new(router, gate);
     let figures = run(trace, scenario, &mut watched);
     for (id, at, refusal) in watched.router.refusals() {
         watched.fates.entry(*id).or_default().refused = Some((*at, refusal.retry_after));
@@ -143,6 +150,12 @@ pub(super) fn watch(
 
 /// The same on a route without `[route.queue]`, on four engines of the default kind; 60 tokens of output each.
 pub(super) fn watch_four(arrivals: &[(f64, u64)], seed: u64, gate: impl Gate) -> (Vec<Fate>, Figures) {
+    let (scenario, route) = four(seed);
+    watch(&trace(arrivals, 60), &scenario, ProductRouter::new(&route, 4), gate)
+}
+
+/// Four engines of the default kind, and a route before them without `[route.queue]`.
+pub(super) fn four(seed: u64) -> (Scenario, ReplayedRoute) {
     let (base, per_prompt_token) = (Duration::from_secs(2), Duration::from_micros(150));
     let scenario = Scenario {
         engine: qwen_32b_on_two_h100(),
@@ -159,5 +172,5 @@ pub(super) fn watch_four(arrivals: &[(f64, u64)], seed: u64, gate: impl Gate) ->
         medium: Tokens(8192),
         limits: EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None },
     };
-    watch(&trace(arrivals, 60), &scenario, ProductRouter::new(&route, 4), gate)
+    (scenario, route)
 }

@@ -45,8 +45,11 @@ pub struct ReplicaLoad {
     held: AtomicU32,
     harm: [AtomicU32; POINTS],
     refreshed: AtomicU64,
-    /// Those in flight that other gateways sent.
+    /// Those in flight that other gateways sent, those of them that are among the awaiting, and the prompts of these.
     followed: AtomicU32,
+    followed_awaiting: AtomicU32,
+    followed_tokens: AtomicU64,
+    followed_attention: AtomicU64,
     /// Sequences that the engine was seen to run at once at most: zero while that is not known.
     limit: AtomicU32,
     /// Sequences that ran at once so far.
@@ -72,6 +75,10 @@ pub struct LoadView {
     pub bounded: u64,
     /// Prompts of the awaiting.
     pub waiting: Work,
+    /// Those of the awaiting that other gateways sent, ...
+    pub followed: u64,
+    /// ... and their prompts.
+    pub followed_waiting: Work,
     /// The first of them, which are being computed, ...
     pub head: Work,
     /// ... since then.
@@ -140,6 +147,11 @@ impl ReplicaLoad {
             unseen: count(&self.unseen),
             bounded: count(&self.bounded) + count(&self.fresh),
             waiting: Work { tokens: read(&self.tokens), attention: read(&self.attention) },
+            followed: count(&self.followed_awaiting),
+            followed_waiting: Work {
+                tokens: read(&self.followed_tokens),
+                attention: read(&self.followed_attention),
+            },
             head: Work { tokens: count(&self.head_tokens), attention: read(&self.head_attention) },
             head_since: Stamp::from_nanos(read(&self.head_since)),
             context: count(&self.context),
@@ -243,6 +255,11 @@ impl ReplicaLoad {
         self.bounded.fetch_sub(u32::from(placement.tpot.is_some()), Ordering::Relaxed);
         self.tokens.fetch_sub(placement.work.tokens, Ordering::Relaxed);
         self.attention.fetch_sub(placement.work.attention, Ordering::Relaxed);
+        if placement.is_followed {
+            self.followed_awaiting.fetch_sub(1, Ordering::Relaxed);
+            self.followed_tokens.fetch_sub(placement.work.tokens, Ordering::Relaxed);
+            self.followed_attention.fetch_sub(placement.work.attention, Ordering::Relaxed);
+        }
     }
 
     fn publish(&self, ledger: &InflightLedger) {
@@ -284,11 +301,16 @@ impl LoadGuard {
             return guard;
         }
         load.inflight.fetch_add(1, Ordering::Relaxed);
-        load.followed.fetch_add(u32::from(placement.is_followed), Ordering::Relaxed);
         load.awaiting.fetch_add(1, Ordering::Relaxed);
         load.bounded.fetch_add(u32::from(placement.tpot.is_some()), Ordering::Relaxed);
         load.tokens.fetch_add(placement.work.tokens, Ordering::Relaxed);
         load.attention.fetch_add(placement.work.attention, Ordering::Relaxed);
+        if placement.is_followed {
+            load.followed.fetch_add(1, Ordering::Relaxed);
+            load.followed_awaiting.fetch_add(1, Ordering::Relaxed);
+            load.followed_tokens.fetch_add(placement.work.tokens, Ordering::Relaxed);
+            load.followed_attention.fetch_add(placement.work.attention, Ordering::Relaxed);
+        }
         if !placement.is_elsewhere {
             let promised = placement.prompt.saturating_sub(Tokens(placement.work.tokens));
             load.promises.sent(placement.prompt, promised);

@@ -257,27 +257,28 @@ impl Estimate {
         }
     }
 
-    /// See [`Terms::own_wait`]. What others sent cannot be ordered here, and who waits behind it in the gateway loses its turn to them.
+    /// See [`Terms::own_wait`]. What others sent cannot be ordered here, and who waits behind it in the gateway loses its turn to them:
+    /// gateways that each keep a part of their own in the engine's queue have equal turns there.
     #[inline]
     fn own_wait(&self, pool: &PoolView, queue: &Queue<'_>, served: Served) -> f64 {
         let own = queue.own;
+        let sent = own.awaiting.saturating_sub(own.followed);
         // What is not in the engine's queue need not be waited for.
-        let awaiting = float(own.awaiting.saturating_sub(own.unseen));
-        if awaiting <= 0.0 {
+        let queued = float(own.awaiting.saturating_sub(own.unseen)) / fast_max(float(own.awaiting), 1.0);
+        let awaiting = queued * float(sent);
+        if awaiting * prices::FOREIGN_PART <= queue.foreign.waiting {
             return 0.0;
         }
-        let part = awaiting / float(own.awaiting);
+        let work = own.waiting - own.followed_waiting;
         let Served { lag, head, in_place } = served;
         let places = queue.batch_limit.filter(|limit| *limit > 0 && queue.is_full());
         let per_place = places.map_or(0.0, |limit| in_place / float(limit));
-        let in_a_step = 1.0 + float(own.waiting.tokens) * (1.0 / priors::STEP_TOKENS as f64);
+        let in_a_step = 1.0 + float(work.tokens) * (1.0 / priors::STEP_TOKENS as f64);
         let steps = fast_min(awaiting, in_a_step) * pool.step(own.context);
-        let begun = fast_min(queue.head_age, lag * head);
-        let ahead = lag * self.slowness * (steps + part * pool.work(&own.waiting)) - begun;
-        let ours = fast_max(ahead, awaiting * per_place);
-        let waiting = queue.foreign.waiting;
-        let theirs = fast_max(lag * self.slowness * pool.work(&pool.work_of(waiting)), waiting * per_place);
-        if ours * prices::FOREIGN_PART > theirs { fast_max(ours, 0.0) } else { 0.0 }
+        // The head may be another gateway's: then nothing of ours is begun.
+        let begun = if own.followed == 0 { fast_min(queue.head_age, lag * head) } else { 0.0 };
+        let ahead = lag * self.slowness * (steps + queued * pool.work(&work)) - begun;
+        fast_max(fast_max(ahead, awaiting * per_place), 0.0)
     }
 
     /// Predicted time between two tokens of a stream, with so many tokens in the context of all of them.

@@ -29,9 +29,10 @@ pub(crate) const PATIENCE: f64 = 0.8;
 /// Streams that a wait must be expected to save before it is worth one. Above one stream first tokens come sooner in most traffic,
 /// and twice as many requests miss on conversations and tools near capacity.
 pub(crate) const PACING_HARM: f64 = 0.07;
-/// Where others have more than so many times as much waiting as we have, holding back would give them our turn. Up to three more
-/// gateways that do the same each keep to their part.
-pub(crate) const FOREIGN_PART: f64 = 3.0;
+/// Where others of whom only the engine's page tells have so many times as many prompts waiting as we have, holding back would give
+/// them our turn. Up to three more gateways that do the same each keep to their part: prompts are compared with prompts, so that
+/// all of them together send no more because of one another.
+pub(crate) const FOREIGN_PART: f64 = 4.0;
 /// Share of its bound within which a request must be predicted to be answered to begin to wait, or to go before best effort: what
 /// waits may err.
 pub(crate) const ENTER: f64 = 0.75;
