@@ -52,21 +52,26 @@ pub struct Pick {
 impl Pick {
     /// The first content event arrived.
     pub fn first_token(&mut self, now: Stamp) {
-        self.assignment.first_token(now);
-        if let Some(waited) = self.assignment.waited(now) {
-            self.replica.engine.first_token(waited);
-        }
+        self.computed(now);
         self.replica.succeeded(now);
-        self.pool.queue.turn();
     }
 
-    /// The engine began to answer, though it holds the text back: its prompt is computed.
+    /// The engine began to answer, though it holds the text back.
     pub fn begun(&mut self, at: Stamp) {
-        if matches!(self.pool.config().engine, EngineKind::Vllm | EngineKind::RayServe | EngineKind::Sglang)
-            && self.assignment.first_token(at)
-        {
-            self.pool.queue.turn();
+        if matches!(self.pool.config().engine, EngineKind::Vllm | EngineKind::RayServe | EngineKind::Sglang) {
+            self.computed(at);
         }
+    }
+
+    /// Its prompt is computed, and the engine has counted a first token, whenever its text comes.
+    fn computed(&mut self, at: Stamp) {
+        if !self.assignment.first_token(at) {
+            return;
+        }
+        if let Some(waited) = self.assignment.waited(at) {
+            self.replica.engine.first_token(waited);
+        }
+        self.pool.queue.turn();
     }
 
     /// Content events that have come by now, of `choices` choices.

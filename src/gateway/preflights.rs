@@ -141,7 +141,7 @@ fn question(table: &RoutingTable, parts: &Parts) -> Option<Question> {
     let path = parts.uri.path();
     let pattern = match Dialect::of_path(path, &table.config.server.extra_paths) {
         Some((pattern, _)) => pattern,
-        None if models::is_path(path) => "/v1/models",
+        None if models::is_path(path) => models::LIST,
         None if matches!(path, "/health" | "/version") => path,
         None => return None,
     };
