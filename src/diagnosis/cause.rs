@@ -22,6 +22,8 @@ labels! {
         Contention = "contention",
         /// The KV cache is short: preemption, eviction.
         KvPressure = "kv_pressure",
+        /// The gateway itself waits for CPU.
+        Gateway = "gateway",
         /// One replica alone.
         Replica = "replica",
         /// All at once with a new revision.
@@ -51,6 +53,8 @@ pub(crate) enum Tier {
     Event,
     /// One alone differs from its peers.
     Alone,
+    /// The gateway was late: all that it measured meanwhile may be its own.
+    Lateness,
 }
 
 /// One cause and what speaks for it.

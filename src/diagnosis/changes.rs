@@ -278,6 +278,7 @@ mod tests {
         preemptions: Some(0.0),
         batch_limit: Some(16.0),
         gpu_throttled: None,
+        gateway_late: None,
         has_started: false,
     };
 

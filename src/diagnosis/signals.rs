@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::table::UNMOVED;
-use crate::stats::{Ring, median};
+use crate::stats::{Mean, Ring, median};
 
 /// One replica in one minute; `None` is unknown, durations are in seconds.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -48,6 +48,8 @@ pub struct Signals {
     pub batch_limit: Option<f64>,
     /// Whether clocks of its GPUs were lowered, 1 or 0, where a DCGM exporter is scraped.
     pub gpu_throttled: Option<f64>,
+    /// Share of the minute in which the gateway itself was late: the same of every replica.
+    pub gateway_late: Option<f64>,
     /// Whether it (re)started.
     pub has_started: bool,
 }
@@ -157,6 +159,15 @@ impl SignalHistory {
         medians(&between(minutes, minute - NOW, minute)).gpu_throttled
     }
 
+    /// Share of the minutes up to `minute` in which the gateway itself was late.
+    pub(crate) fn gateway_late(&self, minute: i64) -> Option<f64> {
+        let mut late = Mean::default();
+        for (_, minutes) in &self.replicas {
+            between(minutes, minute - NOW, minute).iter().for_each(|signals| late.add(signals.gateway_late));
+        }
+        late.value()
+    }
+
     /// What was usual up to `minute`, as far as it is remembered.
     pub fn before(&self, minute: i64) -> Snapshot {
         let usual = |(name, minutes): &(Arc<str>, Minutes)| {
@@ -200,6 +211,7 @@ fn medians(minutes: &[&Signals]) -> Signals {
         preemptions: of(|s| s.preemptions),
         batch_limit: of(|s| s.batch_limit),
         gpu_throttled: of(|s| s.gpu_throttled),
+        gateway_late: of(|s| s.gateway_late),
         has_started: false,
     }
 }

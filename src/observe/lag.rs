@@ -96,7 +96,7 @@ const EVERY: Duration = Duration::from_millis(50);
 /// Above what timers and a busy worker are late by: a page of metrics or a large body takes some 10 ms of a thread.
 const LATE: Duration = Duration::from_millis(50);
 /// Share of time at which the wait for a thread is what users notice.
-const STARVED: f64 = 0.1;
+pub(crate) const STARVED: f64 = 0.1;
 
 #[cfg(test)]
 mod tests {

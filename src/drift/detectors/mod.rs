@@ -318,6 +318,48 @@ mod tests {
         assert_eq!(run(9000..9600, "r2", false, 0.3), ["ttft_doubled"]);
     }
 
+    /// Two replicas of a route with a bound of half a second, a request of each a second, and their signals at the end of each minute.
+    fn minutes(
+        detectors: &mut Detectors,
+        minutes: std::ops::Range<u32>,
+        ttft: f64,
+        signals: &dyn Fn(&str) -> Signals,
+    ) -> Option<Diagnosis> {
+        let mut found = Vec::new();
+        for second in minutes.flat_map(|minute| (0..60).map(move |second| f64::from(60 * minute + second))) {
+            for replica in ["r0", "r1"] {
+                let (ttft, ttft_bound) = (Some(ttft), Some((0.5, 0.5)));
+                let one = Observation { replica, ttft, ttft_bound, ..Observation::of("chat", "v1", second) };
+                detectors.observe(&one, &mut found);
+                if second % 60.0 == 59.0 {
+                    let series = SeriesName {
+                        route: "chat".into(),
+                        revision: "v1".into(),
+                        replica: Some(replica.into()),
+                    };
+                    let signals = Signals { requests: 60.0, ttft: Some(ttft.unwrap()), ..signals(replica) };
+                    detectors.signals(&series, second, &signals);
+                }
+            }
+        }
+        detectors.active().find(|one| one.kind == Kind::TtftP99OverSlo).map(Finding::diagnosis)
+    }
+
+    #[test]
+    fn what_all_replicas_have_is_no_fault_of_the_one_with_slower_tokens_and_of_a_starved_gateway_its_own() {
+        let calm = Signals { itl: Some(0.02), prompt: Some(500.0), ..Signals::default() };
+        let slow = |gateway_late| {
+            let mut detectors = Detectors::new(Settings::default());
+            minutes(&mut detectors, 0..60, 0.1, &|_| calm);
+            minutes(&mut detectors, 60..66, 1.0, &|replica| {
+                let itl = Some(if replica == "r0" { 0.04 } else { 0.02 });
+                Signals { itl, gateway_late, ..calm }
+            })
+        };
+        assert!(slow(Some(0.01)).is_some_and(|cause| cause != Diagnosis::Replica));
+        assert_eq!(slow(Some(0.4)), Some(Diagnosis::Gateway));
+    }
+
     #[test]
     fn a_finding_names_the_replica_that_a_later_look_found() {
         let (mut detectors, mut found) = (Detectors::new(Settings::default()), Vec::new());

@@ -20,6 +20,7 @@ use super::table::{HOUR, LATE_BUDGET, PARTS, StepRow, TAIL, WINDOW};
 use crate::diagnosis::figures::Count;
 use crate::diagnosis::table::{BUSIER, DIFFERS, LONGER, UNMOVED};
 use crate::diagnosis::{Case, Causes, Diagnosis, Onset, SignalChange, Signals, Tier, of_changes};
+use crate::observe::lag::STARVED;
 
 /// What is known of a finding.
 struct Seen {
@@ -85,8 +86,14 @@ impl Seen {
             (_, Subject::Ttft) if changes.is_empty() && self.kind != Kind::ReplicaSlow => &by_requests[..],
             _ => changes,
         };
+        if row.horizon != Horizon::Days && row.subject != Subject::Availability {
+            cases.extend(of_gateway(series, at));
+        }
         let deploy = series.predecessor.is_some().then(|| minute_of(series.first_seen));
-        cases.extend(of_changes(changes, Some(self.onset), deploy, minute_of(at)));
+        // What several have is no fault of the one that still has the figures of when all were slow.
+        let is_possible = |case: &Case| affected <= 1 || case.tier != Tier::Alone;
+        let of_changes = of_changes(changes, Some(self.onset), deploy, minute_of(at));
+        cases.extend(of_changes.into_iter().filter(is_possible));
         Causes::of(cases)
     }
 
@@ -297,6 +304,12 @@ pub(super) fn look_again(series: &mut RouteSeries, at: f64) {
             }
         }
     }
+}
+
+/// A gateway without CPU sees everybody late.
+fn of_gateway(series: &RouteSeries, at: f64) -> Option<Case> {
+    let late = series.signals.gateway_late(minute_of(at)).filter(|late| *late >= STARVED)?;
+    Some(Case::new(Diagnosis::Gateway, Tier::Lateness).with("gateway_late_share", late))
 }
 
 /// The last five minutes against this hour of the day, by the series' own requests.

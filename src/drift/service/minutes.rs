@@ -11,6 +11,7 @@ use crate::diagnosis::Signals;
 use crate::drift::detectors::SeriesName;
 use crate::drift::detectors::table::MAX_VALUES;
 use crate::fleet::status::{EngineCounters, ReplicaState, ReplicaStatus};
+use crate::observe::lag::Lateness;
 use crate::stats::{Mean, lower_quantile};
 
 /// The minute in progress.
@@ -60,8 +61,13 @@ impl MinuteSignals {
         }
     }
 
-    /// The signals of the minute that has ended by `at`, once.
-    pub(super) fn close(&mut self, at: f64, fleet: &[ReplicaStatus]) -> Vec<(SeriesName, Signals)> {
+    /// The signals of the minute that has ended by `at`, once, of a gateway that ran this late in it.
+    pub(super) fn close(
+        &mut self,
+        at: f64,
+        lateness: Lateness,
+        fleet: &[ReplicaStatus],
+    ) -> Vec<(SeriesName, Signals)> {
         let index = (at / 60.0).floor() as i64;
         if index == self.index {
             return Vec::new();
@@ -72,7 +78,7 @@ impl MinuteSignals {
         let signals = minutes.into_iter().map(|(name, minute)| {
             let status =
                 name.replica.as_ref().and_then(|replica| by_name.get(&(&name.revision, replica)).copied());
-            let signals = self.signals(minute, status);
+            let signals = Signals { gateway_late: Some(lateness.late), ..self.signals(minute, status) };
             (name, signals)
         });
         let signals: Vec<_> = signals.collect();
@@ -113,6 +119,7 @@ impl MinuteSignals {
             gpu_throttled: status
                 .and_then(|status| status.gpu?.throttling)
                 .map(|throttling| f64::from(u8::from(throttling.is_any()))),
+            gateway_late: None,
             has_started: is_ready && before.is_some_and(|before| !before.is_ready),
         }
     }

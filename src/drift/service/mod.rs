@@ -158,7 +158,8 @@ impl DriftService {
     fn advance(&mut self) {
         let now = self.now();
         let fleet = self.fleet.statuses();
-        for (series, signals) in self.minutes.close(now, &fleet) {
+        let lateness = self.told.metrics.lag.of_minute(self.clock.now());
+        for (series, signals) in self.minutes.close(now, lateness, &fleet) {
             self.detectors.signals(&series, now, &signals);
         }
         self.detectors.judge(now, &mut self.new);
