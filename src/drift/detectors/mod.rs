@@ -361,6 +361,18 @@ mod tests {
     }
 
     #[test]
+    fn what_changes_long_after_a_finding_has_not_caused_it() {
+        let calm = Signals { itl: Some(0.02), prompt: Some(500.0), ..Signals::default() };
+        let slower = Signals { itl: Some(0.035), ..calm };
+        let mut detectors = Detectors::new(Settings::default());
+        assert_eq!(minutes(&mut detectors, 0..60, 0.1, &|_| calm), None);
+        assert_eq!(minutes(&mut detectors, 60..66, 1.0, &|_| slower), Some(Diagnosis::Contention));
+        let longer = Signals { prompt: Some(4000.0), ..slower };
+        minutes(&mut detectors, 66..75, 1.0, &|_| slower);
+        assert_eq!(minutes(&mut detectors, 75..90, 1.0, &|_| longer), Some(Diagnosis::Contention));
+    }
+
+    #[test]
     fn a_finding_names_the_replica_that_a_later_look_found() {
         let (mut detectors, mut found) = (Detectors::new(Settings::default()), Vec::new());
         let mut run = |seconds: std::ops::Range<u32>, fails: &dyn Fn(&str, u32) -> bool| {

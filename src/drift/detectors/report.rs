@@ -16,7 +16,7 @@ use super::replicas::{ReplicaHistory, SlowReplica};
 use super::series::RouteSeries;
 use super::shift::{Shift, ShiftedPart};
 use super::slow::{self, MedianMove, SlowDrift};
-use super::table::{HOUR, LATE_BUDGET, PARTS, StepRow, TAIL, WINDOW};
+use super::table::{HOUR, LATE_BUDGET, LOOKED_AT, PARTS, StepRow, TAIL, WINDOW};
 use crate::diagnosis::figures::Count;
 use crate::diagnosis::table::{BUSIER, DIFFERS, LONGER, UNMOVED};
 use crate::diagnosis::{Case, Causes, Diagnosis, Onset, SignalChange, Signals, Tier, of_changes};
@@ -268,13 +268,14 @@ pub(super) fn bad_hour(series: &mut RouteSeries, at: f64, bad: &BadHour) -> Acti
         .finding(series, at)
 }
 
-/// Diagnoses what lasts anew, by the signals of now against those before it began.
+/// Diagnoses what was found a short while ago anew, by the signals of now against those before it began: what changes later has not caused it.
 pub(super) fn look_again(series: &mut RouteSeries, at: f64) {
     for index in 0..series.active.0.len() {
         let Some(active) = series.active.0.get(index) else { return };
         let kind = active.finding.kind;
         let (row, found_at) = (kind.row(), active.finding.at);
-        if row.horizon == Horizon::Days || kind == Kind::ReplicaSlow || found_at >= at {
+        let is_due = found_at < at && at - found_at <= LOOKED_AT;
+        if row.horizon == Horizon::Days || kind == Kind::ReplicaSlow || !is_due {
             continue;
         }
         let onset = active.onset;

@@ -95,6 +95,8 @@ pub(super) const ITL_TAIL: StepRow = StepRow { z: 3.6, ..TAIL };
 /// Seconds of the newest values, and how long they must have been high at least: a burst of a second shows in percentiles.
 pub(in crate::drift) const WINDOW: f64 = 300.0;
 pub(super) const LASTS: f64 = 45.0;
+/// After a finding, in which its cause is looked for: by then all that is of now began with it.
+pub(super) const LOOKED_AT: f64 = 2.0 * WINDOW;
 /// Values of a window or an hour: fewer say nothing.
 pub(super) const FEW: usize = 8;
 /// Minutes with requests, and requests, of a sufficient baseline: 100 put the centre within a tenth.
