@@ -21,7 +21,6 @@ pub(super) struct ChunkView<'a> {
     pub id: Option<Raw<'a>>,
     pub created: Option<Raw<'a>>,
     pub model: Option<Raw<'a>>,
-    pub system_fingerprint: Option<Raw<'a>>,
     pub usage: Option<Raw<'a>>,
     /// Where the key of `usage` begins.
     pub usage_key: usize,
@@ -85,7 +84,6 @@ impl<'a> ChunkView<'a> {
                 "id" => &mut self.id,
                 "created" => &mut self.created,
                 "model" => &mut self.model,
-                "system_fingerprint" => &mut self.system_fingerprint,
                 "usage" => {
                     self.usage_key = key.span().start;
                     &mut self.usage

@@ -1,9 +1,9 @@
 //! Takes out the usage chunk that the gateway, not the client, asked for, and puts back what asking for it had moved.
 //!
 //! Used only where the gateway adds `stream_options.include_usage`: the engine then sends one more event, with no choices
-//! and with `usage`, which the client did not ask for and may not expect. Exactly that event and its blank line go. vLLM
-//! then also moves `system_fingerprint` from the chunks that finish a choice into it: it is spliced back as their last
-//! member, so that the client's bytes are those of an engine that nobody asked.
+//! and with `usage`, which the client did not ask for and may not expect. Exactly that event and its blank line go. What engines
+//! write into their last chunk moves into it from the chunk that finishes a choice (`system_fingerprint` of vLLM, `timings` of
+//! llama.cpp): it is spliced back as that chunk's last members, so that the client's bytes are those of an engine that nobody asked.
 //!
 //! Frames are of whole events ([`super::whole_events`]). Every other byte passes as it came, in the frames it came in, without a
 //! copy. Of a stream of one choice the finishing chunk is held until the next event, which engines
@@ -17,7 +17,8 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::relay::chunk::ChunkView;
-use crate::relay::frame::Boundaries;
+use crate::relay::frame::{Boundaries, SseFields, without_bom};
+use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 
 /// What is known of the engine and of the request whose usage the gateway asked for.
 #[derive(Clone, Debug, Default)]
@@ -47,11 +48,11 @@ pub struct UsageFilter {
     is_off: bool,
 }
 
-/// A chunk with a finish reason and without a fingerprint.
+/// A chunk with a finish reason.
 #[derive(Debug)]
 struct Finish {
     event: Bytes,
-    /// Where the fingerprint belongs.
+    /// Behind its last member.
     insert_at: usize,
 }
 
@@ -110,9 +111,11 @@ impl UsageFilter {
     /// Relays an event that does not simply pass.
     fn settle(&mut self, verdict: Verdict, event: Bytes, ends_frame: bool, out: &mut SmallVec<[Bytes; 4]>) {
         match verdict {
-            Verdict::UsageOnly { fingerprint } => {
-                if let (Some(finish), Some(text)) = (&mut self.finish, fingerprint) {
-                    finish.splice(&event[text]);
+            Verdict::UsageOnly => {
+                if let Some(finish) = &mut self.finish {
+                    let mut joined = Vec::new();
+                    let moved = members(&event, &mut joined).into_iter().filter(is_moved);
+                    finish.add(moved.map(|(key, value)| (key.text(), value.text())));
                 }
                 // Only a CR that ends its frame may be followed by an LF of its own in the next one.
                 self.drops_line_feed = ends_frame && event.last() == Some(&b'\r');
@@ -125,9 +128,7 @@ impl UsageFilter {
                     self.finish = Some(finish);
                     return;
                 }
-                if let Some(fingerprint) = &self.asked.fingerprint {
-                    finish.splice(fingerprint.as_bytes());
-                }
+                finish.add(self.asked.fingerprint.iter().map(|known| (FINGERPRINT, &**known)));
                 out.push(finish.event);
             }
         }
@@ -148,10 +149,36 @@ impl UsageFilter {
 }
 
 impl Finish {
-    fn splice(&mut self, fingerprint: &[u8]) {
+    /// Adds the members, each by its key and value as they are written, that it has not.
+    fn add<'a>(&mut self, given: impl Iterator<Item = (&'a str, &'a str)>) {
+        let (mut joined, mut added) = (Vec::new(), String::new());
+        {
+            let own = members(&self.event, &mut joined);
+            for (key, value) in given.filter(|(key, _)| own.iter().all(|(name, _)| name.text() != *key)) {
+                [",", key, ":", value].into_iter().for_each(|part| added.push_str(part));
+            }
+        }
         let (before, after) = self.event.split_at(self.insert_at);
-        self.event = [before, b",\"system_fingerprint\":", fingerprint, after].concat().into();
+        self.event = [before, added.as_bytes(), after].concat().into();
     }
+}
+
+/// The members of an event's object.
+fn members<'a>(event: &'a [u8], joined: &'a mut Vec<u8>) -> SmallVec<[(Raw<'a>, Raw<'a>); 8]> {
+    let mut found = SmallVec::new();
+    let data = SseFields::of(without_bom(event), joined).data.and_then(|data| std::str::from_utf8(data).ok());
+    // Both events were read before: what cannot be read has no members to move.
+    let _read = Cursor::new(data.unwrap_or_default()).object(|key, value| {
+        found.push((key, value.value()?));
+        Ok::<_, JsonError>(())
+    });
+    found
+}
+
+/// Whether a member of the usage chunk is none that it has as a chunk of usage.
+fn is_moved((key, value): &(Raw<'_>, Raw<'_>)) -> bool {
+    let is_its_own = key.escaped().is_some_and(|name| USAGE_CHUNK.contains(&name));
+    !is_its_own && value.kind() != JsonKind::Null
 }
 
 fn push(out: &mut SmallVec<[Bytes; 4]>, frame: &Bytes, range: Range<usize>) {
@@ -163,9 +190,9 @@ fn push(out: &mut SmallVec<[Bytes; 4]>, frame: &Bytes, range: Range<usize>) {
 /// What becomes of an event that is not simply relayed.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
-    /// The usage-only chunk: no choices or none but null, `usage`, no error. Where its fingerprint stands.
-    UsageOnly { fingerprint: Option<Range<usize>> },
-    /// It finishes a choice and has no fingerprint. Where one belongs.
+    /// The usage-only chunk: no choices or none but null, `usage`, no error.
+    UsageOnly,
+    /// It finishes a choice. Where what it lacks belongs.
     Finish { insert_at: usize },
 }
 
@@ -175,18 +202,20 @@ impl Verdict {
             return None;
         }
         if !chunk.has_choices() {
-            let fingerprint = chunk.system_fingerprint.and_then(|text| chunk.in_event(&text.span()));
-            return chunk.usage.map(|_| Self::UsageOnly { fingerprint });
+            return chunk.usage.map(|_| Self::UsageOnly);
         }
         let is_finish = chunk.choices.iter().any(|choice| choice.finish_reason().is_some());
         // Behind the last member; only data of one line stands in the event as it was read.
         let end = chunk.data.rfind('}').and_then(|end| chunk.in_event(&(end..end)))?;
-        (is_finish && chunk.system_fingerprint.is_none()).then_some(Self::Finish { insert_at: end.start })
+        is_finish.then_some(Self::Finish { insert_at: end.start })
     }
 }
 
 /// No such chunk is longer; what is longer passes.
 const MAX_LEN: usize = 64 * 1024;
+/// vLLM has `metrics` beside usage alone.
+const USAGE_CHUNK: [&str; 7] = ["id", "object", "created", "model", "choices", "usage", "metrics"];
+const FINGERPRINT: &str = "\"system_fingerprint\"";
 
 #[cfg(test)]
 mod tests {
@@ -241,6 +270,15 @@ mod tests {
                 assert_eq!(filtered(&AskedUsage::default(), &all), expected);
             }
         }
+    }
+
+    #[test]
+    fn what_the_last_chunk_has_beside_usage_returns_to_the_one_that_finishes() {
+        let finish = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"length\"}],\"model\":\"m\",\"system_fingerprint\":\"b1\"}\n\n";
+        let usage = "data: {\"choices\":[],\"model\":\"m\",\"system_fingerprint\":\"b1\",\"usage\":{\"total_tokens\":3},\"service_tier\":null,\"timings\":{\"cache_n\":0},\"__tool_call_incomplete\":true}\n\n";
+        let whole = finish.replace("}\n", ",\"timings\":{\"cache_n\":0},\"__tool_call_incomplete\":true}\n");
+        let through = filtered(&AskedUsage::default(), &[CONTENT, finish, usage, DONE]);
+        assert_eq!(through, [CONTENT, &whole, DONE].concat());
     }
 
     #[test]
