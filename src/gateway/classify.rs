@@ -106,6 +106,7 @@ pub(super) fn classify(
         shows_first_token: is_stream || computes == Computes::Prompt,
         asks_usage: spliced.asks_usage,
         asks_running: spliced.asks_running,
+        owes_usage: spliced.owes_usage,
         held_back: held_back(fields.stop),
         choices,
         echo: echo(fields),

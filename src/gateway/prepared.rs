@@ -60,6 +60,8 @@ pub struct Prepared {
     pub asks_usage: bool,
     /// Whether it asked for the usage of every chunk, of which the client is to see nothing either.
     pub asks_running: bool,
+    /// Whether the client asked for usage that every chunk has.
+    pub owes_usage: bool,
     /// Characters of its answer that an engine which watches for stop strings keeps to itself.
     pub held_back: usize,
     /// Choices that it asks for: `n` of each prompt.

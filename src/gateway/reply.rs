@@ -259,11 +259,9 @@ fn migration(
         let defaults = pick.replica.engine.stream_defaults.load();
         let sends_unasked = defaults.as_ref().is_some_and(|own| own.sends_usage);
         let running = prepared.asks_running && !sends_unasked;
-        // Running counts are asked for beside the usage that is the gateway's wish, or the client's.
-        let owes_usage = prepared.asks_running && !prepared.asks_usage;
         let held_back = if pick.pool.config().engine.holds_back_stops() { prepared.held_back } else { 0 };
+        let transcript = Transcript::new(record.dialect, running, held_back).owing_usage(prepared.owes_usage);
         let successor = ReplicaSuccessor::new(incoming, prepared, Identity::of(record));
-        let transcript = Transcript::new(record.dialect, running, held_back).owing_usage(owes_usage);
         Migration::new(transcript, successor)
     })
 }

@@ -43,6 +43,8 @@ pub struct Spliced {
     pub asks_usage: bool,
     /// The usage of every chunk was asked for by us: likewise.
     pub asks_running: bool,
+    /// The client asked for usage, and every chunk counts: a stream that ends without it can be given it.
+    pub owes_usage: bool,
 }
 
 /// Applies the edits to a body; `fields` must have been parsed from it.
@@ -66,7 +68,13 @@ pub fn splice(dialect: Dialect, body: &Bytes, fields: &Fields<'_>, edits: Edits<
         small if small <= MAX_COPIED => apply(body, &all).into(),
         _ => apart(body, all),
     };
-    Spliced { body, asks_usage: asked.usage, asks_running: asked.running }
+    let Asked { usage, running, counts_for_client, .. } = asked;
+    Spliced {
+        body,
+        asks_usage: usage,
+        asks_running: running,
+        owes_usage: counts_for_client || running && !usage,
+    }
 }
 
 /// Bytes in place of a range of the body.
@@ -133,6 +141,8 @@ fn is_empty_object(body: &Bytes) -> bool {
 struct Asked {
     usage: bool,
     running: bool,
+    /// The client asked for usage, with every chunk as well.
+    counts_for_client: bool,
     edits: SmallVec<[Edit; 3]>,
 }
 
@@ -164,6 +174,7 @@ fn ask_in_place(body: &Bytes, options: Option<Raw<'_>>, running: bool) -> Asked 
         usage: true,
         running,
         edits: SmallVec::from_iter([edit]),
+        ..Asked::default()
     })
 }
 
@@ -190,14 +201,15 @@ fn ask_in_options(body: &Bytes, options: Raw<'_>, edits: &Edits<'_>) -> Result<A
     let is_void = edits.counts_only_beside_usage && include_usage.is_some_and(is_off);
     let void = wanted.filter(|value| is_void && is_on(value));
     if wanted.is_some() && void.is_none() || include_usage.is_some_and(is_odd) {
-        return Ok(Asked::default());
+        let counts_for_client = [include_usage, wanted].iter().all(|value| value.as_ref().is_some_and(is_on));
+        return Ok(Asked { counts_for_client, ..Asked::default() });
     }
     // No comma may follow what is alone.
     if is_empty {
         return Ok(ask_in_place(body, Some(options), running));
     }
     let usage = include_usage.is_none_or(is_off);
-    let mut asked = Asked { usage, running, edits: SmallVec::new() };
+    let mut asked = Asked { usage, running, ..Asked::default() };
     asked.edits.extend(void.filter(|_| !running).map(|value| Edit::replace(value.span(), "false")));
     for (is_asked, value, member) in [(usage, include_usage, USAGE), (running, continuous, CONTINUOUS)] {
         asked.edits.extend(is_asked.then(|| match value {
@@ -336,6 +348,7 @@ mod tests {
     fn running_counts_are_asked_for_beside_it() {
         let (u, c) = (USAGE, CONTINUOUS);
         let ask = Edits { ask_running: true, ..ASK };
+        let own = format!("{{{u},{c}}}");
         for (options, expected, asks) in [
             (None, format!(r#"{{{u},{c}}}"#), (true, true)),
             (Some("null"), format!(r#"{{{u},{c}}}"#), (true, true)),
@@ -352,6 +365,7 @@ mod tests {
             (Some(r#"{"include_usage":"yes"}"#), format!(r#"{{{c},"include_usage":"yes"}}"#), (false, true)),
             (Some(r#"{"include_usage":"maybe"}"#), r#"{"include_usage":"maybe"}"#.to_owned(), (false, false)),
             (Some("5"), "5".to_owned(), (false, false)),
+            (Some(&own), own.clone(), (false, false)),
         ] {
             let body = match options {
                 Some(options) => format!(r#"{{"stream":true,"stream_options":{options}}}"#),
@@ -366,6 +380,8 @@ mod tests {
                 "{options:?}"
             );
             assert_eq!((spliced.asks_usage, spliced.asks_running), asks, "{options:?}");
+            let is_owed = asks == (false, true) || options == Some(&own);
+            assert_eq!(spliced.owes_usage, is_owed, "{options:?}");
         }
     }
 
