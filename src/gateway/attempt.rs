@@ -504,6 +504,7 @@ mod tests {
             (br#"{"id":tru"#, true),
             (b"{\"id\":\"\xc3", true),
             (b"{", true),
+            (br#"{"choices":[],"score":NaN}"#, false),
             (b"{} ", false),
             (b"", false),
             (b"OK", false),

@@ -78,7 +78,11 @@ pub fn of_unary(dialect: Dialect, body: &[u8]) -> AnswerFacts {
         Ok::<_, JsonError>(())
     });
     let is_object = text.trim_start().starts_with('{');
-    answer.is_cut = is_object && read.as_ref().is_err_and(|fault| fault.at + MAX_JSON_TOKEN > text.len());
+    // Behind the first byte of a word that is none, `NaN` say, the object may end as it should.
+    let is_at_end = |fault: &JsonError| {
+        fault.at + MAX_JSON_TOKEN > text.len() && !text.get(fault.at..).unwrap_or_default().contains('}')
+    };
+    answer.is_cut = is_object && read.as_ref().is_err_and(is_at_end);
     // vLLM leaves out what is null.
     if is_message && read.is_ok() && answer.finish_reasons.is_empty() {
         answer.note_reason(Some(ABORTED.into()));
