@@ -141,6 +141,12 @@ impl BufferedResponse {
         }
     }
 
+    /// Whether it is HTML under a status of success, not only by its name.
+    fn is_page(&self) -> bool {
+        let has_tag = matches!(self.body.trim_ascii_start(), [b'<', b'!' | b'a'..=b'z' | b'A'..=b'Z', ..]);
+        has_tag && self.head.status.is_success() && is_html(&self.head.headers)
+    }
+
     /// The error that its body reports under a status of success, where an answer is owed. An error is short: what is long and no text
     /// of a model is not read for one.
     pub(super) fn error_under_success(&self, dialect: Dialect, owes_answer: bool) -> Option<EngineError> {
@@ -293,12 +299,11 @@ impl UpstreamAttempt {
         if !head.status.is_success() || dialect.body_form() == BodyForm::Opaque {
             return None;
         }
-        let name = head.headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
-        let is = |piece: &[u8], text: &str| piece.eq_ignore_ascii_case(text.as_bytes());
         let is_foreign = if self.is_stream && dialect.generates() {
-            !name.windows(4).any(|piece| is(piece, "json"))
+            !type_of(&head.headers).windows(4).any(|piece| piece.eq_ignore_ascii_case(b"json"))
         } else {
-            name.get(..9).is_some_and(|start| is(start, "text/html"))
+            // whisper.cpp calls plain text so: of a transcription the text decides.
+            dialect != Dialect::Audio && is_html(&head.headers)
         };
         is_foreign.then(|| content_type(&head.headers))
     }
@@ -357,6 +362,10 @@ impl UpstreamAttempt {
             headers::strip_length(&mut head.headers);
         }
         let answer = BufferedResponse::new(head, answer.freeze());
+        if self.shape.dialect == Dialect::Audio && answer.is_page() {
+            let content_type = content_type(&answer.head.headers);
+            return Err(failed(ReplicaFailure::NotAnAnswer { replica: self.replica.name(), content_type }));
+        }
         if self.owes_answer && answer.is_cut(self.shape.dialect) {
             return Err(failed(ReplicaFailure::Truncated { replica: self.replica.name() }));
         }
@@ -464,6 +473,14 @@ fn is_aborted(answer: &BufferedResponse, dialect: Dialect) -> bool {
     matches!(dialect, Dialect::Chat | Dialect::ChatBatch | Dialect::Completions | Dialect::Messages)
         && answer.head.status.is_success()
         && answer.facts(dialect).is_aborted()
+}
+
+fn type_of(headers: &HeaderMap) -> &[u8] {
+    headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes)
+}
+
+fn is_html(headers: &HeaderMap) -> bool {
+    type_of(headers).get(..9).is_some_and(|start| start.eq_ignore_ascii_case(b"text/html"))
 }
 
 /// The content type of a response as error messages name it.

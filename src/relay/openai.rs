@@ -16,6 +16,9 @@ pub(super) fn read<'a>(
     emit: &mut dyn FnMut(Event),
 ) -> Option<PlainContent<'a>> {
     let Ok(chunk) = ChunkView::read(data) else {
+        if state.dialect() == Dialect::Audio {
+            return typed::segment(state, emit);
+        }
         emit(Event::Other);
         return None;
     };

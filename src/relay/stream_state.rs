@@ -73,6 +73,8 @@ pub struct StreamState {
     /// That were asked for.
     expected: usize,
     is_done: bool,
+    /// Its events name no type, so that none of them is the last.
+    pub(super) is_untyped: bool,
 }
 
 impl StreamState {
@@ -86,6 +88,7 @@ impl StreamState {
             choices: SmallVec::new(),
             expected: 1,
             is_done: false,
+            is_untyped: false,
         }
     }
 
@@ -105,7 +108,7 @@ impl StreamState {
         if let Some(error) = self.answer.error {
             return StreamEnd::Failed(error);
         }
-        let ends_with_its_body = || self.is_finished() || !self.dialect.has_known_stream();
+        let ends_with_its_body = || self.is_finished() || self.is_untyped || !self.dialect.has_known_stream();
         if self.is_done || (is_clean && ends_with_its_body()) {
             StreamEnd::Complete
         } else {

@@ -22,6 +22,7 @@ pub(super) fn read<'a>(
         // Engines put the message beside the type or into an `error` object.
         match event.error.or((kind == "error").then_some(event.whole)) {
             Some(error) => state.error(Some(error), emit),
+            None if state.dialect() == Dialect::Audio => return segment(state, emit),
             None => emit(Event::Other),
         }
         return None;
@@ -136,6 +137,14 @@ fn transcript<'a>(
         }
         _ => emit(Event::Other),
     }
+    None
+}
+
+/// A piece of a transcription as faster-whisper's server and its forks send it: JSON with `text`, or the text itself. Their streams
+/// end with their body.
+pub(super) fn segment<'a>(state: &mut StreamState, emit: &mut dyn FnMut(Event)) -> Option<PlainContent<'a>> {
+    state.is_untyped = true;
+    emit(Event::Content { choice: 0, tokens: None });
     None
 }
 

@@ -78,7 +78,7 @@ pub fn of_unary(dialect: Dialect, body: &[u8]) -> AnswerFacts {
         Ok::<_, JsonError>(())
     });
     let is_object = text.trim_start().starts_with('{');
-    // Behind the first byte of a word that is none, `NaN` say, the object may end as it should.
+    // Behind the first byte of a word that is none, as `NaN` is, the object may end as it should.
     let is_at_end = |fault: &JsonError| {
         fault.at + MAX_JSON_TOKEN > text.len() && !text.get(fault.at..).unwrap_or_default().contains('}')
     };

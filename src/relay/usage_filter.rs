@@ -3,7 +3,7 @@
 //! Used only where the gateway adds `stream_options.include_usage`: the engine then sends one more event, with no choices
 //! and with `usage`, which the client did not ask for and may not expect. Exactly that event and its blank line go. What engines
 //! write into their last chunk moves into it from the chunk that finishes a choice (`system_fingerprint` of vLLM, `timings` of
-//! llama.cpp): it is spliced back as that chunk's last members, so that the client's bytes are those of an engine that nobody asked.
+//! llama.cpp): it is spliced back as that chunk's last members, so that the client's bytes are those of an engine that was not asked.
 //!
 //! Frames are of whole events ([`super::whole_events`]). Every other byte passes as it came, in the frames it came in, without a
 //! copy. Of a stream of one choice the finishing chunk is held until the next event, which engines

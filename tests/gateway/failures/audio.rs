@@ -190,4 +190,26 @@ async fn a_page_is_no_transcription() {
         assert_eq!((reply.status(), reply.text()), (200, "WEBVTT"));
     }
     assert!(one.count() > 0, "it was asked");
+    // whisper.cpp's server calls its plain text so.
+    one.always(vec![Step::Raw(wire::whole(200, "text/html; charset=utf-8", " one two\n"))]);
+    two.always(vec![Step::Raw(wire::whole(200, "text/html; charset=utf-8", " one two\n"))]);
+    let reply = post_as(&gateway, PATH, "false").await;
+    assert_eq!((reply.status(), reply.text()), (200, " one two\n"));
+}
+
+/// As faster-whisper's server and its forks send them: no type, no reason, no `[DONE]`.
+#[tokio::test]
+async fn segments_that_name_no_type_end_with_their_body_and_are_cut_where_that_is() {
+    for events in [
+        ["data: {\"text\":\"one\"}\n\n", "data: {\"text\":\" two\"}\n\n"],
+        ["data: one\n\n", "data: two\n\n"],
+    ] {
+        let (replica, gateway) = one(|_| ()).await;
+        replica.next([vec![wire::sse_head()], events.map(wire::event).to_vec(), vec![Step::End]].concat());
+        let reply = post(&gateway).await;
+        assert_eq!((reply.status(), reply.text()), (200, &*events.concat()));
+        replica.next([vec![wire::sse_head()], events.map(wire::event).to_vec(), vec![Step::Close]].concat());
+        assert!(post(&gateway).await.text().contains("error"), "it broke off");
+        assert_eq!(replica.count(), 2, "not sent twice");
+    }
 }
