@@ -218,14 +218,13 @@ impl<C: Conductor> Elastic<C> {
 
     fn engine(&self, slot: &Slot, target: &Target, now: Stamp) -> EngineLoad {
         let limits = &self.router.route.limits;
-        let signals = target.signals(now, limits).filter(|_| slot.life == Life::Ready);
         let name = format!("r{}-{}", target.slot, slot.started.as_nanos()).into();
         let state = match slot.life {
             Life::Ready => ReplicaState::Ready,
             Life::Draining => ReplicaState::Draining,
             Life::Starting(_) | Life::Off => ReplicaState::Starting,
         };
-        EngineLoad::of(name, state, target, signals, limits, slot.cold_starts.clone())
+        EngineLoad::of(name, state, target, now, limits, slot.cold_starts.clone())
     }
 
     /// Replicas whose slow first answers are over are as quick as others.

@@ -62,6 +62,7 @@ pub struct Scaler {
     /// Means over about a minute.
     running: Mean,
     explained: Mean,
+    own: Mean,
     foreign: Mean,
     running_each: Mean,
     cold_starts: ColdStarts,
@@ -186,12 +187,11 @@ impl Scaler {
         let (most_replicas, terms) = (answer.max_replicas, &mut answer.terms);
         let output = if target.computes_prompts { 1.0 } else { typical.output };
         let typical = Typical { output, ..typical };
-        // What runs beyond our own: other gateways, also those that are followed, or clients that go around us.
-        let beyond = |engine: &&EngineLoad| {
-            let told = engine.running.unwrap_or(0.0) + engine.waiting.unwrap_or(0.0);
-            (told - engine.inflight.saturating_sub(engine.followed) as f64).max(0.0)
-        };
+        // What is there beyond our own: other gateways, also those that are followed, or clients that go around us.
+        let beyond = |engine: &&EngineLoad| engine.foreign + engine.followed as f64;
         let foreign = self.foreign.note(now, ready.iter().map(beyond).sum());
+        let own = |engine: &&EngineLoad| engine.inflight.saturating_sub(engine.followed) as f64;
+        let own = self.own.note(now, ready.iter().map(own).sum());
         terms.backlog_rate = terms.standing_waiting / terms.cold_start.clamp(MIN_DRAIN, MAX_DRAIN);
         let mean = |figure: fn(&EngineLoad) -> Option<f64>| {
             let all: Vec<f64> = ready.iter().filter_map(|engine| figure(engine)).collect();
@@ -200,8 +200,11 @@ impl Scaler {
         // Over the same minute as those of others: an engine that is idle at this moment would make them many short ones.
         let running = mean(|engine| Some(engine.running.unwrap_or(engine.inflight as f64))).unwrap_or(0.0);
         let running = self.running_each.note(now, running);
-        let service = typical.output * (typical.step + typical.per_sequence * running);
-        terms.foreign_rate = if service > 0.0 { foreign / service } else { 0.0 };
+        let decode = typical.output * (typical.step + typical.per_sequence * running);
+        let alone = typical.round_trip + typical.prefill + decode;
+        // They stay as long as ours do (Little), behind others' prompts; where we have none, as long as on an idle engine.
+        let stay = alone.max(if terms.arrival_rate > 0.0 { own / terms.arrival_rate } else { 0.0 });
+        terms.foreign_rate = if stay > 0.0 { foreign / stay } else { 0.0 };
         let prompt = Tokens(typical.uncached as u64);
         let strictest =
             target.ttft.iter().map(|bound| bound.for_prompt(prompt).as_secs_f64()).min_by(f64::total_cmp);
@@ -254,7 +257,11 @@ impl Scaler {
     fn unexplained(&mut self, now: f64, judged: &ScaleLoad, round_trip: f64, ready: &[&EngineLoad]) -> f64 {
         let running = |engine: &&EngineLoad| engine.running.unwrap_or(engine.inflight as f64);
         let running = self.running.note(now, ready.iter().map(running).sum());
-        let spread = |outcome: ScalePrediction| outcome.running_per_replica * ready.len() as f64;
+        // Engines count a prompt that is computed, or that has begun to wait for it, as running.
+        let spread = |outcome: ScalePrediction| {
+            let utilisation = outcome.prefill_utilisation;
+            (outcome.running_per_replica + utilisation / (1.0 - utilisation)) * ready.len() as f64
+        };
         let Some(explained) =
             outcome(judged, round_trip, ready.len()).ok().map(spread).filter(|_| !ready.is_empty())
         else {

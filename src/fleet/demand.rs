@@ -11,7 +11,7 @@ use super::registry::Fleet;
 use super::replica::Replica;
 use crate::admission::{Line, Outlook, Waiter};
 use crate::clock::Stamp;
-use crate::routing::{EngineLimits, EngineSignals, Expected, Target, Typical};
+use crate::routing::{EngineLimits, Expected, Target, Typical};
 
 /// One pool at one moment.
 #[derive(Clone, Debug, Default)]
@@ -49,6 +49,8 @@ pub struct EngineLoad {
     pub inflight: u64,
     /// Those that other gateways sent.
     pub followed: u64,
+    /// Requests there beyond those, when its engine was asked.
+    pub foreign: f64,
     /// Running requests, everybody's, as its engine told.
     pub running: Option<f64>,
     /// Waiting requests, everybody's, as its engine told.
@@ -64,16 +66,16 @@ pub struct EngineLoad {
 }
 
 impl EngineLoad {
-    /// What is known of a replica's engine; `signals` are those of its last page.
+    /// What is known of a replica's engine at `now`.
     pub fn of(
         replica: Arc<str>,
         state: ReplicaState,
         target: &Target,
-        signals: Option<EngineSignals>,
+        now: Stamp,
         limits: &EngineLimits,
         cold_starts: ColdStarts,
     ) -> Self {
-        let view = target.load.view();
+        let (view, signals) = (target.load.view(), target.signals(now, limits));
         let page = signals.map(|signals| signals.page).unwrap_or_default();
         let blocks = page.total_blocks.zip(page.block_tokens);
         Self {
@@ -82,6 +84,7 @@ impl EngineLoad {
             share: target.share(),
             inflight: view.inflight,
             followed: target.load.followed(),
+            foreign: target.foreign(now, limits).requests,
             running: page.running,
             waiting: page.waiting,
             batch_limit: page.batch_limit.or(limits.batch_limit).or_else(|| target.load.batch_limit()),
@@ -159,7 +162,6 @@ pub fn predicted_ttft(
 }
 
 fn engine(replica: &Replica, now: Stamp, limits: &EngineLimits) -> EngineLoad {
-    let signals = replica.target.signals(now, limits);
     let cold_starts = replica.health.warmth.cold_starts();
-    EngineLoad::of(replica.name(), replica.state(), &replica.target, signals, limits, cold_starts)
+    EngineLoad::of(replica.name(), replica.state(), &replica.target, now, limits, cold_starts)
 }

@@ -204,7 +204,7 @@ impl Target {
     }
 
     /// Work of others there, by the newest figures.
-    pub(super) fn foreign(&self, now: Stamp, limits: &EngineLimits) -> Foreign {
+    pub(crate) fn foreign(&self, now: Stamp, limits: &EngineLimits) -> Foreign {
         self.snapshot(now, limits).unwrap_or_default().foreign
     }
 }

@@ -196,16 +196,38 @@ fn more_running_than_is_explained_counts() {
 
 #[test]
 fn what_other_gateways_sent_counts_whether_they_are_followed_or_not() {
-    let wanted = |inflight, followed| {
+    let wanted = |own, followed, foreign| {
         let mut pool = Pool::new(4, Scale::default());
         pool.settle(8);
         pool.load.engines.iter_mut().for_each(|engine| {
-            (engine.inflight, engine.followed, engine.running) = (inflight, followed, Some(20.0));
+            (engine.inflight, engine.followed, engine.foreign) = (own + followed, followed, foreign);
+            engine.running = Some(20.0);
         });
         pool.run(300, 8)[299]
     };
-    assert_eq!(wanted(20, 15), wanted(5, 0));
-    assert!(wanted(20, 15) > wanted(20, 0));
+    assert_eq!(wanted(5, 15, 0.0), wanted(5, 0, 15.0));
+    assert!(wanted(5, 15, 0.0) > wanted(20, 0, 0.0));
+}
+
+/// Answers of a token or two: nearly all of a request's time is its prompt's, and the wait for others' prompts.
+#[test]
+fn others_requests_stay_as_long_as_ours_and_prompts_in_computation_are_no_others() {
+    let wanted = |foreign| {
+        let mut pool = Pool::new(4, Scale::default());
+        let short = Typical { output: 2.0, prefill: 0.5, ..typical() };
+        pool.load.typical = Some(short);
+        pool.load.engines.iter_mut().for_each(|engine| {
+            (engine.inflight, engine.running, engine.waiting, engine.foreign) =
+                (2, Some(1.0), Some(1.0), foreign);
+        });
+        pool.run(600, 4);
+        pool.second(4).scale
+    };
+    let alone = wanted(0.0);
+    assert_eq!((alone.terms.foreign_rate, alone.terms.unexplained_running), (0.0, 1.0), "{alone:?}");
+    let shared = wanted(2.0);
+    let as_many = 3.5..4.5;
+    assert!(as_many.contains(&shared.terms.foreign_rate), "{shared:?}");
 }
 
 #[test]
