@@ -224,7 +224,7 @@ impl<'a> Judged<'a> {
     /// open the way to all others.
     pub fn runs_dry(&self, lookahead: Duration) -> bool {
         let Verdict::Place(decision) = &self.verdict else { return false };
-        let is_ours = |one: &Candidate<'_>| one.foreign.waiting <= 0.0 && one.load.view().followed == 0;
+        let is_ours = |one: &Candidate<'_>| one.foreign.requests < 1.0 && one.load.view().followed == 0;
         let is_open = |at: usize, one: &Candidate<'_>| at == decision.at || one.share >= 1.0 && is_ours(one);
         let is_short = |one: &Candidate<'_>| one.own_wait <= lookahead.as_secs_f64();
         self.candidates.iter().enumerate().any(|(at, one)| is_open(at, one) && is_short(one))
