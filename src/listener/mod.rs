@@ -474,7 +474,7 @@ fn builder(streams: StreamExecutor) -> auto::Builder<StreamExecutor> {
         .timer(TokioTimer::new())
         .max_concurrent_streams(if is_behind_proxy { u32::MAX } else { MAX_STREAMS })
         .max_header_list_size(MAX_HEADER_LIST)
-        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_stream_window_size(if is_behind_proxy { PROXIED_STREAM_WINDOW } else { STREAM_WINDOW })
         .initial_connection_window_size(if is_behind_proxy { PROXY_WINDOW } else { CONNECTION_WINDOW })
         .max_send_buf_size(BUFFER)
         .max_pending_accept_reset_streams(Some(if is_behind_proxy { usize::MAX } else { MAX_RESETS }))
@@ -516,8 +516,10 @@ const BUFFER: usize = 64 * 1024;
 const MAX_HEADER_LIST: u32 = 32 * 1024;
 /// Of one connection at a time, which may be that of a proxy with many clients. Costs memory only where streams are open.
 const MAX_STREAMS: u32 = 4096;
-/// Bytes of an upload that a client may send ahead, on a stream and on all of a connection.
-const STREAM_WINDOW: u32 = 64 * 1024;
+/// Bytes of an upload that a client may send ahead, on a stream and on all of a connection: so much goes up in a round trip.
+const STREAM_WINDOW: u32 = 1024 * 1024;
+/// A proxy is near, and all its clients' streams may be open at once.
+const PROXIED_STREAM_WINDOW: u32 = 64 * 1024;
 /// h2 ends a connection, with all that a proxy's clients have there, once the overhead of unread small frames is half of its window: here
 /// 8,000 of a byte. It is also what a connection may make us keep unread.
 const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
