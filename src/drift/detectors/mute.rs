@@ -25,9 +25,12 @@ impl Mute {
     }
 }
 
-/// Puts a mute in place of the one about the same findings; one that has ended is forgotten.
+/// Puts a mute in place of those about the same findings, or a part of them; one that has ended is forgotten.
 pub(crate) fn put(mutes: &mut Vec<Mute>, mute: Mute, at: f64) {
-    mutes.retain(|old| (&old.route, old.kind) != (&mute.route, mute.kind) && at < old.until);
+    let is_part = |old: &Mute| {
+        (mute.route.is_none() || mute.route == old.route) && (mute.kind.is_none() || mute.kind == old.kind)
+    };
+    mutes.retain(|old| !is_part(old) && at < old.until);
     if at < mute.until && mutes.len() < MAX_FINDINGS * Kind::ALL.len() {
         mutes.push(mute);
     }
@@ -49,5 +52,9 @@ mod tests {
         assert_eq!(mutes, [of("b", 5.0)], "of no seconds");
         put(&mut mutes, Mute { kind: Some(Kind::ALL[0]), ..of("b", 9.0) }, 5.0);
         assert_eq!(mutes.len(), 1, "the other one had ended");
+        put(&mut mutes, Mute { route: None, kind: Some(Kind::ALL[1]), until: 9.0 }, 6.0);
+        assert_eq!(mutes.len(), 2, "of another kind");
+        put(&mut mutes, Mute { route: None, kind: None, until: 6.0 }, 6.0);
+        assert!(mutes.is_empty(), "all of them");
     }
 }
