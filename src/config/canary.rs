@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
-use super::check::codec::{Codec, FILE, Own, SHARE, WEBHOOK, Word};
+use super::check::codec::{Codec, Own, SHARE, STATE_FILE, WEBHOOK, Word};
 use super::check::section::{Item, Section};
 use super::check::values::{NAME, POSITIVE_DURATION, SIZE};
 use super::declare::{Declared, section};
@@ -45,8 +45,8 @@ section! {
         min_requests: u64 as 0..=1_000_000_000, default 1;
         /// gets the report as JSON when a canary is stopped or promoted
         webhook: Option<Endpoint> as WEBHOOK, example "http://127.0.0.1:9000/canaries";
-        /// beside this file; keeps step, soak, evidence and verdicts over restarts; may be that of several routes
-        state: Option<PathBuf> as FILE, example "canary.json";
+        /// in `$STATE_DIRECTORY`, else beside this file; keeps step, soak, evidence and verdicts over restarts; may be that of several routes
+        state: Option<PathBuf> as STATE_FILE, example "canary.json";
     } with {
         /// Index into [`Config::pools`](super::Config::pools) of the new revision; one of the route's pools.
         pool: usize,

@@ -64,7 +64,7 @@ fn state(item: &Item<'_>) -> Option<DriftState> {
     match (item.value.as_bool(), item.value.as_str()) {
         (Some(true), _) => Some(DriftState::Default),
         (Some(false), _) | (_, Some("off")) => Some(DriftState::Off),
-        _ => item.path().map(DriftState::At),
+        _ => item.state_path().map(DriftState::At),
     }
 }
 

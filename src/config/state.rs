@@ -41,6 +41,13 @@ impl DriftState {
     }
 }
 
+/// Where the service manager wants state to be kept: systemd, and the manifests of this project.
+pub(super) fn directory_given(env: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let paths = env("STATE_DIRECTORY").filter(|paths| !paths.is_empty())?;
+    // systemd gives several directories separated by colons.
+    Some(PathBuf::from(paths.split(':').next().unwrap_or_default()))
+}
+
 /// Where one gateway keeps its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatePlace {
@@ -58,11 +65,8 @@ impl StatePlace {
         if admin.port() == 0 {
             return None;
         }
-        // systemd gives several directories separated by colons.
-        let first = |paths: String| PathBuf::from(paths.split(':').next().unwrap_or_default());
         let set = |name: &str| env(name).filter(|value| !value.is_empty());
-        let directory = set("STATE_DIRECTORY")
-            .map(first)
+        let directory = directory_given(env)
             .or_else(|| Some(PathBuf::from(set("XDG_STATE_HOME")?).join("tokenway")))
             .or_else(|| Some(PathBuf::from(set("HOME")?).join(".local/state/tokenway")));
         let beside = || file.map(|file| file.parent().unwrap_or_else(|| Path::new("")).to_owned());
@@ -111,6 +115,28 @@ impl StatePlace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::check::check_str;
+
+    #[test]
+    fn a_relative_file_of_state_lies_where_the_service_manager_has_room_for_it() {
+        let text = "[[pool]]\nname = \"p\"\nreplicas = [\"http://a:1\"]\n[[pool]]\nname = \"q\"\nreplicas = [\"http://b:1\"]\n\
+                    [[route]]\nmodel = \"m\"\npools = [\"p\"]\n[route.canary]\npool = \"q\"\n\
+                    steps = [{ weight = 5, soak = \"1m\" }]\nstate = \"canary.json\"\n[drift]\nstate = \"drift.json\"\n";
+        let under = |directory: &str| {
+            let env = |name: &str| (name == "STATE_DIRECTORY").then(|| directory.to_owned());
+            let config = check_str("/etc/tokenway/gateway.toml", text, &env).unwrap();
+            let canary = config.routes[0].canary.clone().unwrap();
+            [canary.state.unwrap(), config.drift.state.path().unwrap().to_owned()]
+        };
+        assert_eq!(
+            under("/var/lib/tokenway:/x"),
+            ["canary", "drift"].map(|name| PathBuf::from(format!("/var/lib/tokenway/{name}.json")))
+        );
+        assert_eq!(
+            under(""),
+            ["canary", "drift"].map(|name| PathBuf::from(format!("/etc/tokenway/{name}.json")))
+        );
+    }
 
     #[test]
     fn the_state_is_where_the_machine_keeps_states() {

@@ -136,6 +136,9 @@ pub(in crate::config) const NAMED: Own<Arc<str>> =
 pub(in crate::config) const FILE: Own<PathBuf> =
     Own { read: |item| item.path(), show: |path| json!(path.to_string_lossy()) };
 
+/// A file that is written.
+pub(in crate::config) const STATE_FILE: Own<PathBuf> = Own { read: |item| item.state_path(), ..FILE };
+
 /// A file that lines are appended to, opened at the start.
 pub(in crate::config) const LOG: Own<PathBuf> = Own { read: log, ..FILE };
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
 
 use crate::config::diagnostics::{Fault, did_you_mean, is_reference, names_secret};
-use crate::config::{Overrides, PolicyName, Pool};
+use crate::config::{Overrides, PolicyName, Pool, state};
 
 use super::shape::{Kind, Place, Shapes, Within};
 use super::values::Form;
@@ -247,6 +247,13 @@ impl<'a> Item<'a> {
     /// A path, relative to the file's directory.
     pub(in crate::config) fn path(&self) -> Option<PathBuf> {
         Some(self.checking.directory.join(self.filled()?))
+    }
+
+    /// The path of a file that is written: relative to the directory that the service manager gives for such, else to the file's, which
+    /// packages mount read-only.
+    pub(in crate::config) fn state_path(&self) -> Option<PathBuf> {
+        let given = state::directory_given(self.checking.env);
+        Some(given.as_deref().unwrap_or(self.checking.directory).join(self.filled()?))
     }
 
     /// The path of a file that is read, relative to the file's directory: no key has it written ([`super::files`]).
