@@ -228,7 +228,9 @@ impl Scraper {
             }
         }
         let done = before.as_ref().and_then(|before| before.generated).zip(counters.generated);
-        if done.is_some_and(|(old, new)| old != new) {
+        // A long prompt has no token until it is computed, and fills its blocks meanwhile, whoever sent it.
+        let filled = replica.target.page().and_then(|page| page.kv_cache_usage).zip(figures.kv_cache_usage());
+        if [done, filled].into_iter().flatten().any(|(old, new)| old != new) {
             replica.health.vitals.engine_moved(self.clock.now());
         }
         let page = EnginePage {

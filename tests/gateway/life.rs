@@ -635,3 +635,25 @@ async fn a_request_that_began_before_a_reload_is_answered_by_a_pool_that_it_drop
     assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
     gateway.idle().await;
 }
+
+#[tokio::test]
+async fn a_replica_that_computes_a_prompt_of_others_is_busy_and_not_down() {
+    let ([replica], gateway) = Gateway::before(|config| {
+        let pool = &mut config.pools[0];
+        pool.scrape_interval = Duration::from_millis(10);
+        (pool.probe.interval, pool.probe.timeout) = (Duration::from_millis(10), Duration::from_millis(100));
+    })
+    .await;
+    replica.probes(Probes::CompletionsUnanswered);
+    let mut blocks = 0;
+    until("several probes failed", || {
+        // Nothing is generated before the prompt is computed, but its blocks fill.
+        blocks += 1;
+        let page = format!("vllm:num_requests_running 1\nvllm:kv_cache_usage_perc 0.{blocks:06}\n");
+        replica.show_page(Some(&page));
+        status(&gateway, &replica).failures.probes > 6
+    })
+    .await;
+    assert_eq!(gateway.state_of(&replica), ReplicaState::Ready);
+    until("nothing moves there any more", || gateway.state_of(&replica) == ReplicaState::Ejected).await;
+}
