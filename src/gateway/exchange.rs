@@ -25,7 +25,7 @@ use crate::fleet::pick::Pick;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{self, AttemptCause, TurnedAway, Ways};
+use crate::record::{self, AttemptCause, Outcome, TurnedAway, Ways};
 use crate::request::dialect::Computes;
 
 /// A response worth relaying with the attempt that got it.
@@ -165,7 +165,7 @@ impl Exchange {
                         answered.1.watch.close();
                         return Err(self.prepared.no_ready_replica());
                     }
-                    _ => match self.trust(answered) {
+                    blamed => match self.trusted(answered, blamed.as_ref()) {
                         Ok(answered) => return Ok(answered),
                         Err(doubted) => return Ok(self.second(doubted).await),
                     },
@@ -451,6 +451,18 @@ impl Exchange {
         if let Some(pool) = pool {
             pool.arrivals.note();
         }
+    }
+
+    /// Returns an answer that is relayed: what speaks against its replica is the fleet's failure, whatever its status.
+    fn trusted(
+        &mut self,
+        answered: Answered,
+        blamed: Option<&ReplicaFailure>,
+    ) -> Result<Answered, Box<Doubted>> {
+        if blamed.is_some() {
+            self.guard.settle(Outcome::Failed, Some("replica_error"));
+        }
+        self.trust(answered)
     }
 
     /// What an answer that is good enough to relay says against its replica.

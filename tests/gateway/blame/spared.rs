@@ -119,6 +119,14 @@ async fn a_pool_that_is_full_keeps_its_replicas_and_their_shares() {
     let is_kept = |one: &ReplicaStatus| one.state == ReplicaState::Ready && one.traffic_share > 0.5;
     until("all keep their shares", || gateway.replicas().iter().all(is_kept)).await;
     gateway.idle().await;
+    // It is no client's fault: it counts against goodput and wakes somebody.
+    let failed = gateway.page().lines().any(|line| {
+        line.starts_with("tokenway_requests_total{")
+            && line.contains("outcome=\"failed\"")
+            && line.contains("code=\"429\"")
+            && line.ends_with(" 24")
+    });
+    assert!(failed, "{}", gateway.page());
 }
 
 /// Without a page nothing shows that an engine writes a long answer; a probe does.

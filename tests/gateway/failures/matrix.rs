@@ -116,7 +116,7 @@ async fn every_fault_in_every_phase_is_what_the_contract_says_from_both_sides() 
 
         let (status, is_complete, outcome) = match client {
             Elsewhere => (200, true, "ok"),
-            Relayed(status @ 400..500) => (*status, true, "client_error"),
+            Relayed(status @ 400..500) if *status != 429 => (*status, true, "client_error"),
             Relayed(status) => (*status, true, "failed"),
             Broken => (200, false, "failed"),
         };
