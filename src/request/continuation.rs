@@ -124,7 +124,12 @@ pub fn continuation(
         // Nothing to build on: the answer begins anew, and what the client has of it is left out.
         return Ok(Some(Continuation { body: body.clone().into(), repeats, tokens: 0 }));
     }
-    if dialect == Dialect::Chat && !engine.continues_chats() {
+    let may_continue = match dialect {
+        Dialect::Chat => engine.continues_chats(),
+        // Ollama, for one, answers the prompt of a completion as a user's message, from the start.
+        _ => engine != EngineKind::Generic,
+    };
+    if !may_continue {
         return Err(Obstacle::Engine);
     }
     if request.limit()?.is_some_and(|limit| limit <= progress.all_tokens) {
@@ -511,10 +516,9 @@ mod tests {
     #[test]
     fn an_engine_whose_limit_is_not_known_goes_on_without_one() {
         let body = Bytes::from_static(br#"{"prompt":"a"}"#);
-        let by = continuation(Dialect::Completions, &body, &progress("x", 40), EngineKind::Generic)
-            .unwrap()
-            .unwrap();
-        assert_eq!(by.body.whole(), r#"{"prompt":"ax"}"#);
+        let by = |engine| continuation(Dialect::Completions, &body, &progress("x", 40), engine);
+        assert_eq!(by(EngineKind::Triton).unwrap().unwrap().body.whole(), r#"{"prompt":"ax"}"#);
+        assert_eq!(by(EngineKind::Generic).unwrap_err(), Obstacle::Engine, "it may begin again");
         let body = Bytes::from_static(br#"{"messages":[{"role":"user","content":"hi"}]}"#);
         let by = |text| continuation(Dialect::Chat, &body, &progress(text, 4), EngineKind::Generic);
         assert_eq!(by("x").unwrap_err(), Obstacle::Engine);
