@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::StatusCode;
 use serde_json::json;
 
@@ -385,8 +386,7 @@ impl Prober {
         let least = probe_request::least(kind, model, &config.probe.prompt, &json!({ "max_tokens": 1 }));
         let body = least.as_ref().map(|(_, body)| body.to_string());
         let path = least.map_or(&*config.engine_profile.health_path, |(path, _)| path);
-        let call = self.call(config, path, body.as_deref());
-        match call.send(&self.connector).await {
+        match self.send_proof(self.call(config, path, body.as_deref())).await {
             Ok((status, body)) if status.is_success() => match probe_answer::fault(kind, &body) {
                 None => ProbeResult::Answered(kind),
                 Some(fault) => ProbeResult::NoAnswer(format!("probe {path} answered {status} with {fault}")),
@@ -405,6 +405,25 @@ impl Prober {
             }
             Ok((status, _)) => ProbeResult::Failed(format!("probe {path} answered {status}")),
             Err(error) => unanswered(path, error),
+        }
+    }
+
+    /// Sends a request whose answer brings a replica into traffic. It stands behind all that others sent there, so it keeps its place
+    /// while the engine moves: each new one would begin at the end again, and a busy fleet would not be taken up before it is idle.
+    async fn send_proof(&self, call: Call<'_>) -> Result<(StatusCode, Bytes), CallError> {
+        let patience = call.timeout;
+        if self.replica.is_ready() {
+            return call.send(&self.connector).await;
+        }
+        let call = Call { timeout: LONGEST_PROOF.max(patience), ..call };
+        let mut answer = std::pin::pin!(call.send(&self.connector));
+        loop {
+            let began = self.clock.now();
+            match tokio::time::timeout(patience, &mut answer).await {
+                Ok(answer) => return answer,
+                Err(_) if self.replica.health.vitals.last_sign() > began => {}
+                Err(_) => return Err(CallError::Timeout),
+            }
         }
     }
 
@@ -555,3 +574,5 @@ const MISSES_TO_EJECT: u32 = 2;
 const MISSES_TO_WARN: u32 = 3;
 /// Without evidence, no prompt is computed for longer: half of the default of `timeouts.first_token`.
 const LONG_PREFILL: Duration = Duration::from_secs(30);
+/// A first answer is waited for so long while its engine moves.
+const LONGEST_PROOF: Duration = Duration::from_secs(600);

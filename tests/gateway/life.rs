@@ -657,3 +657,28 @@ async fn a_replica_that_computes_a_prompt_of_others_is_busy_and_not_down() {
     assert_eq!(gateway.state_of(&replica), ReplicaState::Ready);
     until("nothing moves there any more", || gateway.state_of(&replica) == ReplicaState::Ejected).await;
 }
+
+#[tokio::test]
+async fn the_first_probe_keeps_its_place_behind_what_others_sent() {
+    let ([replica], mut config) = config::fresh().await;
+    let pool = &mut config.pools[0];
+    pool.scrape_interval = Duration::from_millis(10);
+    (pool.probe.interval, pool.probe.timeout) = (Duration::from_millis(10), Duration::from_millis(500));
+    replica.probes(Probes::CompletionsUnanswered);
+    let page = |tokens: usize| format!("vllm:generation_tokens_total {tokens}\n");
+    replica.show_page(Some(&page(0)));
+    let gateway = Gateway::start_unready(config);
+    let mut tokens = 0;
+    until("it generates for others for several timeouts", || {
+        tokens += 1;
+        replica.show_page(Some(&page(tokens)));
+        tokens > 400
+    })
+    .await;
+    let asked = replica.own().iter().filter(|request| request.line().starts_with("POST")).count();
+    assert_eq!(asked, 1, "a second one would wait behind all that came meanwhile");
+    assert_eq!(gateway.state_of(&replica), ReplicaState::Probing);
+    // It stands still: the next one is answered.
+    replica.probes(Probes::Answered);
+    gateway.ready().await;
+}
