@@ -46,7 +46,8 @@ impl<F: Future> PolledAgain<Pin<&mut F>> {
         self.state.task.register(cx.waker());
         let mut own = Context::from_waker(&self.waker);
         for _ in 0..MAX_POLLS {
-            self.state.flags.store(POLLING, Ordering::Release);
+            // What was written before a wake that this takes is seen by the poll.
+            self.state.flags.swap(POLLING, Ordering::AcqRel);
             if let Poll::Ready(output) = self.future.as_mut().poll(&mut own) {
                 return Poll::Ready(output);
             }
