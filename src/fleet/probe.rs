@@ -127,6 +127,11 @@ impl Prober {
         if let ProbeResult::Answered(kind) = result {
             self.probe_template(config).await;
             if !replica.is_ready() {
+                // It worked for others all the while that this one waited: it is warm.
+                let now = self.clock.now();
+                if now.since(sent) > config.probe.timeout {
+                    replica.health.warmth.adopted(now);
+                }
                 if kind.generates() {
                     self.probe_stream_defaults(config).await;
                 }
@@ -261,6 +266,9 @@ impl Prober {
         match result {
             ProbeResult::Answered(kind) => {
                 replica.health.vitals.cleared();
+                if *kind != ProbeKind::Health {
+                    replica.health.vitals.proved(now);
+                }
                 replica.health.answers.believe();
                 let reason = match kind {
                     ProbeKind::Health => UNPROVEN,

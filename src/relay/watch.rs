@@ -236,7 +236,7 @@ impl StreamWatch {
     fn is_excused(&self, now: Stamp) -> bool {
         let limits = &self.deadlines;
         limits.may_be_silent
-            && limits.inter_token.is_some_and(|bound| now.since(self.vitals.last_sign()) < bound)
+            && limits.inter_token.is_some_and(|bound| now.since(self.vitals.last_computed()) < bound)
     }
 
     fn check_silence(&self, now: Stamp, is_decoding: bool) -> Option<Expiry> {

@@ -474,3 +474,24 @@ async fn a_large_unary_answer_is_bounded_by_the_deadlines_too() {
 
 /// More than all buffers between a replica and a client hold.
 const FLOOD: usize = 64 << 20;
+
+/// An engine without a page, or with one that tells no tokens: its probes are what shows that it works.
+#[tokio::test]
+async fn a_call_of_a_tool_may_be_written_in_silence_as_long_as_probes_are_answered() {
+    let replica = Replica::start().await;
+    let mut config = timeouts(&replica, |t| t.inter_token = SHORT);
+    config.pools[0].probe.interval = Duration::from_millis(10);
+    let gateway = Gateway::start(config).await;
+    let gate = Gate::new();
+    let rest = [vec![wire::event(wire::FINISH)], wire::ending(": end\n\n")].concat();
+    replica.next([wire::begun("x"), wire::behind(&gate, rest)].concat());
+    let with_tools = CHAT.replacen('{', r#"{"tools":[{"type":"function","function":{"name":"f"}}],"#, 1);
+    let mut client = gateway.sent(PATH, &with_tools).await;
+    replica.got(1).await;
+    let probed = replica.probed();
+    until("several deadlines have passed", || replica.probed() > probed + 150).await;
+    gate.cancel();
+    let reply = client.reply().await;
+    assert!(reply.body.is_complete && reply.text().contains("[DONE]"), "{}", reply.text());
+    gateway.idle().await;
+}

@@ -17,6 +17,8 @@ pub struct Vitals {
     last_progress: AtomicStamp,
     last_answer: AtomicStamp,
     engine_moved: AtomicStamp,
+    /// A probe was computed.
+    proved: AtomicStamp,
     refused: InARow,
     frozen_at: AtomicStamp,
     is_page_silent: AtomicBool,
@@ -77,6 +79,16 @@ impl Vitals {
     /// The engine's counters of tokens or steps differ from those of the page before.
     pub fn engine_moved(&self, now: Stamp) {
         self.engine_moved.store(now);
+    }
+
+    /// A probe was answered with what it asked for.
+    pub fn proved(&self, now: Stamp) {
+        self.proved.store(now);
+    }
+
+    /// Last sign that what waits there is computed: progress of others, or a probe. A probe alone excuses no failure: it asks for less.
+    pub fn last_computed(&self) -> Stamp {
+        self.last_sign().max(self.proved.load())
     }
 
     /// Last progress of anything there: a stream of ours, or the engine's own counters.
