@@ -39,6 +39,8 @@ pub(super) struct Verdict {
     pub(super) window: u64,
     pub(super) cause: Option<Cause>,
     pub(super) outliers: Vec<Outlier>,
+    /// What no SLO counts and yet is not as it was.
+    pub(super) hint: Option<String>,
 }
 
 pub(super) fn judge(figures: &RouteFigures) -> Verdict {
@@ -57,7 +59,9 @@ pub(super) fn judge(figures: &RouteFigures) -> Verdict {
     let sentence = sentence::of_route(figures, status, of_window, cause.as_ref(), named);
     outliers.retain(|known| beyond.as_ref().is_none_or(|beyond| beyond.name != known.name));
     outliers.splice(0..0, beyond);
-    Verdict { route: Arc::clone(&figures.route), status, sentence, window, cause, outliers }
+    let hint = sentence::of_rejected(figures);
+    let sentence = hint.iter().fold(sentence, |sentence, hint| format!("{sentence}; {hint}"));
+    Verdict { route: Arc::clone(&figures.route), status, sentence, window, cause, outliers, hint }
 }
 
 /// The last minute, if enough went wrong in it, or if it has enough requests while nothing did; else the last five.
@@ -86,8 +90,9 @@ fn status(figures: &RouteFigures) -> Status {
     let (minute, five) = (&figures.minute.slot, &figures.five.slot);
     let is_over = |slot: &Slot| missed_share(slot).is_some_and(|share| share > ALLOWED_SHARE);
     let goes_on = minute.judged() < MIN_JUDGED || is_over(minute);
-    // Few in number, but those who are stuck now are no accident of the last five minutes.
-    let are_enough = five.all_missed() >= MIN_MISSES || figures.stuck >= MIN_STUCK;
+    // Few in number, but those who are stuck now are no accident of the last five minutes, nor is half of all.
+    let is_half = missed_share(five).is_some_and(|share| share >= 0.5) && five.judged() >= MIN_JUDGED;
+    let are_enough = five.all_missed() >= MIN_MISSES || figures.stuck >= MIN_STUCK || is_half;
     if are_enough && is_over(five) && goes_on || emptier(figures).is_some() {
         Status::Bad
     } else if five.judged() < MIN_JUDGED {
@@ -103,6 +108,14 @@ fn emptier(figures: &RouteFigures) -> Option<(f64, f64)> {
     let (now, usual) = (minute.empty_share(), before.empty_share());
     let is_it = minute.empty >= MIN_MISSES && before.requests >= MIN_JUDGED;
     (is_it && now >= EMPTY && now >= EMPTIER * usual).then_some((now, usual))
+}
+
+/// Whether most requests of the last minute are errors of their clients, and it was not so before: a name, a key or a template that
+/// changed looks like that, and no SLO counts it.
+fn are_rejected(figures: &RouteFigures) -> bool {
+    let (minute, before) = (&figures.minute.slot, &figures.before.0);
+    let (now, usual) = (minute.rejected_share(), before.rejected_share());
+    minute.rejected >= MIN_MISSES && before.requests >= MIN_JUDGED && now > 0.5 && now >= EMPTIER * usual
 }
 
 fn cause(slot: &Slot, figures: &RouteFigures) -> Option<Cause> {
@@ -135,7 +148,7 @@ pub(super) fn overall(verdicts: &[Verdict], lateness: Lateness) -> (Status, Stri
         }
     }
     let starved = lateness.is_starved().then(|| sentence::of_lateness(lateness));
-    let outliers = verdicts.iter().filter(|verdict| !verdict.outliers.is_empty());
+    let outliers = verdicts.iter().filter(|one| !one.outliers.is_empty() || one.hint.is_some());
     let hints: Vec<String> =
         starved.into_iter().chain(outliers.map(|verdict| verdict.sentence.clone())).collect();
     let ok = of(Status::Ok).count();

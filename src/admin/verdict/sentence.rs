@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Cause, MIN_JUDGED, Outlier, RouteFigures, Status, WindowFigures, emptier};
+use super::{Cause, MIN_JUDGED, Outlier, RouteFigures, Status, WindowFigures, are_rejected, emptier};
 use crate::diagnosis::engines;
 use crate::diagnosis::figures::seconds;
 use crate::diagnosis::peers;
@@ -139,6 +139,14 @@ fn nothing(figures: &RouteFigures) -> Option<String> {
         "{} of {} answers have no text ({now:.0} %, {before:.0} % before)",
         minute.empty, minute.requests
     ))
+}
+
+/// Where most requests are turned away for reasons of their own, unlike before.
+pub(super) fn of_rejected(figures: &RouteFigures) -> Option<String> {
+    let (minute, before) = (&figures.minute.slot, figures.before.0.rejected_share() * 100.0);
+    let (rejected, all) = (minute.rejected, minute.requests);
+    are_rejected(figures)
+        .then(|| format!("{rejected} of {all} requests ended with a 4xx ({before:.0} % before)"))
 }
 
 fn few(figures: &RouteFigures) -> String {

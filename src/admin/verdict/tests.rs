@@ -870,3 +870,34 @@ fn a_newcomer_that_loads_is_not_named_and_one_that_never_gets_ready_is() {
         assert_eq!(sentence.contains("r2"), is_named, "{sentence}");
     }
 }
+
+#[test]
+fn most_requests_that_are_turned_away_for_their_own_reasons_are_seen_though_no_slo_counts_them() {
+    let did = |n| [did("r1", n, 0, (Stage::Prefill, 0.2, 0.2))];
+    let mut now = slot(TTFT, &did(10));
+    (now.slot.requests, now.slot.rejected) = (290, 280);
+    let mut figures = figures(now, queues([0.0; 1]));
+    let seen = |figures: &RouteFigures| {
+        let verdict = judge(figures);
+        let (status, all) = overall(std::slice::from_ref(&verdict), Lateness::default());
+        (
+            status,
+            verdict.sentence.contains("280 of 290") && all.contains("280 of 290 requests ended with a 4xx"),
+        )
+    };
+    assert_eq!(seen(&figures), (Status::Ok, false), "nothing is known of before");
+    figures.before.0 = slot(TTFT, &did(100)).slot;
+    assert_eq!(seen(&figures), (Status::Ok, true));
+    figures.before.0.rejected = 60;
+    assert_eq!(seen(&figures), (Status::Ok, false), "as ever");
+}
+
+#[test]
+fn half_of_a_few_requests_are_enough_and_four_of_many_are_not() {
+    let status = |good, missed| {
+        judge(&figures(slot(TTFT, &[did("r1", good, missed, (Stage::Prefill, 0.2, 0.2))]), queues([0.0; 1])))
+            .status
+    };
+    assert_eq!((status(1, 4), status(3, 3), status(0, 5)), (Status::Bad, Status::Bad, Status::Bad));
+    assert_eq!((status(0, 4), status(400, 4), status(4, 2)), (Status::Unknown, Status::Ok, Status::Ok));
+}

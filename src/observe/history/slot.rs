@@ -169,6 +169,8 @@ pub struct Slot {
     pub good: u32,
     /// Requests whose answer was whole and had no content.
     pub empty: u32,
+    /// Requests that ended as an error of their client's.
+    pub rejected: u32,
     /// Misses, in the order of [`Missed::ALL`].
     pub missed: [u32; Missed::ALL.len()],
     /// Misses by the stage that is blamed.
@@ -197,6 +199,11 @@ impl Slot {
         f64::from(self.empty) / f64::from(self.requests.max(1))
     }
 
+    /// Errors of clients, as a fraction of all requests.
+    pub fn rejected_share(&self) -> f64 {
+        f64::from(self.rejected) / f64::from(self.requests.max(1))
+    }
+
     /// Whether its requests kept their SLO and their answers had as much text as is `usual`.
     pub(super) fn is_calm(&self, usual: Option<&Self>) -> bool {
         let usual = usual.map_or(1.0, Self::empty_share);
@@ -223,6 +230,7 @@ impl Slot {
         self.requests += other.requests;
         self.good += other.good;
         self.empty += other.empty;
+        self.rejected += other.rejected;
         self.missed.iter_mut().zip(other.missed).for_each(|(sum, more)| *sum += more);
         Stage::ALL.into_iter().for_each(|stage| self.missed_in[stage] += other.missed_in[stage]);
         self.bound += other.bound;
@@ -231,6 +239,7 @@ impl Slot {
     pub(super) fn record(&mut self, record: &Record, judgement: &Judgement) {
         self.requests += 1;
         self.empty += u32::from(record.empty.is_some());
+        self.rejected += u32::from(record.outcome == Outcome::ClientError);
         self.bound.add(record.slo.ttft.filter(|_| record.is_stream).map(|bound| bound.as_secs_f64()));
         self.good += u32::from(judgement.verdict == SloVerdict::Met);
         if let Some(missed) = judgement.missed() {
