@@ -36,6 +36,16 @@ impl Stamp {
     }
 }
 
+/// How long what was due `at` has been over, where that shows that this process stood still: it was stopped, its machine was paused or
+/// it had no CPU. With a moment more, to read what came meanwhile.
+pub(crate) fn stood_still(at: Stamp, now: Stamp) -> Option<Duration> {
+    let late = now.since(at);
+    (late >= CATCH_UP).then(|| late + CATCH_UP)
+}
+
+/// Long enough to read what has come.
+pub(crate) const CATCH_UP: Duration = Duration::from_millis(50);
+
 /// A stamp that threads share; the anchor stands for none.
 #[derive(Debug, Default)]
 pub(crate) struct AtomicStamp(AtomicU64);

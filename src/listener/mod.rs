@@ -429,6 +429,7 @@ async fn interruption(
                 () = tokio::time::sleep_until(serving.clock.instant(at)) => true,
                 () = phase.pipelined() => false,
             };
+            phase.catch_up(at);
             if is_due && phase.is_to_be_looked_at() {
                 return Interruption::Look;
             }

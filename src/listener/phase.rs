@@ -27,7 +27,7 @@ use super::panics::caught;
 use super::socket::{self, ClientStream};
 use super::taking::Taking;
 use super::{ConnectionLimits, Tunnel};
-use crate::clock::{AtomicStamp, Clock, Stamp};
+use crate::clock::{AtomicStamp, Clock, Stamp, stood_still};
 
 /// Phase of one connection, updated by its IO and its requests.
 #[derive(Debug)]
@@ -136,6 +136,13 @@ impl ConnectionPhase {
         // A head may begin meanwhile: check again before it can be overdue.
         let overdue = Some(since.after(limits.keep_alive)).filter(|at| *at > now);
         overdue.map(|at| at.min(now.after(limits.header_timeout)))
+    }
+
+    /// A check that was due `at` is over: where the gateway stood still, what came meanwhile is read before it counts as missing.
+    pub(super) fn catch_up(&self, at: Stamp) {
+        if let Some(missed) = stood_still(at, self.clock.now()) {
+            self.since.store(self.since.load().after(missed));
+        }
     }
 
     /// Waits until a client pipelines: its next check is due sooner than a head or an idle time would be.

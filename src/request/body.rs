@@ -20,7 +20,7 @@ use hyper::body::{Body, Frame};
 use super::arriving::{ArrivingBody, BrokenBody};
 use super::body_memory::{AnswerBudgets, Charge};
 use super::uploads::UploadEntry;
-use crate::clock::{Clock, Stamp};
+use crate::clock::{Clock, Stamp, stood_still};
 use crate::error::Failure;
 
 /// A body in memory; its charge is released with it.
@@ -284,13 +284,23 @@ impl Upload<'_> {
     }
 
     async fn awaited(&mut self) -> Result<Option<Result<Frame<Bytes>, BrokenBody>>, Failure> {
-        let (at, late) = self.deadline(self.clock.now());
-        let frame = tokio::time::timeout_at(self.clock.instant(at), self.body.frame());
-        let frame = match &self.entry {
-            Some(entry) => entry.evicted().run_until_cancelled(frame).await.ok_or(Failure::BodyEvicted)?,
-            None => frame.await,
-        };
-        frame.map_err(|_| late)
+        loop {
+            let (at, late) = self.deadline(self.clock.now());
+            let frame = tokio::time::timeout_at(self.clock.instant(at), self.body.frame());
+            let frame = match &self.entry {
+                Some(entry) => {
+                    entry.evicted().run_until_cancelled(frame).await.ok_or(Failure::BodyEvicted)?
+                }
+                None => frame.await,
+            };
+            if let Ok(frame) = frame {
+                return Ok(frame);
+            }
+            // Its rest may have come while nobody here could read it.
+            let Some(missed) = stood_still(at, self.clock.now()) else { return Err(late) };
+            self.waited += missed;
+            self.paid_until = self.paid_until.after(missed);
+        }
     }
 
     /// Until when the next piece is due, and what is wrong if it does not come.

@@ -15,6 +15,7 @@ use thiserror::Error;
 use super::connect::{Connector, is_local};
 use super::headers::DATA_PARALLEL_RANK;
 use super::http1::Connection;
+use crate::clock::CATCH_UP;
 use crate::config::{Endpoint, Secret};
 use crate::request::pieces::Pieces;
 
@@ -150,7 +151,7 @@ async fn in_time<T>(
     answer: impl Future<Output = Result<T, CallError>>,
 ) -> Result<T, CallError> {
     let mut answer = Box::pin(answer);
-    for span in iter::repeat_n(timeout / TURNS, TURNS as usize).chain([LOOK]) {
+    for span in iter::repeat_n(timeout / TURNS, TURNS as usize).chain([CATCH_UP]) {
         if let Ok(answer) = tokio::time::timeout(span, answer.as_mut()).await {
             return answer;
         }
@@ -212,8 +213,6 @@ pub(super) fn broken(error: impl std::fmt::Display) -> CallError {
 
 const PROBE: HeaderName = HeaderName::from_static("x-tokenway-probe");
 const MAX_ANSWER: usize = 8 << 20;
-/// Long enough to read what has come.
-const LOOK: Duration = Duration::from_millis(50);
 /// Parts of a timeout, each over at its own end.
 const TURNS: u32 = 20;
 

@@ -20,6 +20,33 @@ use crate::serve_support::{
 };
 
 #[test]
+fn what_came_while_the_gateway_was_stopped_is_read_before_it_counts_as_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("gateway.toml");
+    let text = "[server]\nlisten = \"127.0.0.1:0\"\nheader_timeout = \"1s\"\nkeep_alive = \"1s\"\n\
+                [admin]\nlisten = \"127.0.0.1:0\"\n[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n";
+    replace(&file, text);
+    let gateway = Gateway::with_file(&file);
+    let mut answer = [0; 12];
+    for (before, during) in [
+        ("", request("GET", "/version", "", "")),
+        ("GET /vers", "ion HTTP/1.1\r\nhost: a\r\n\r\n".to_owned()),
+    ] {
+        let mut idle = TcpStream::connect(&gateway.data).unwrap();
+        idle.write_all(before.as_bytes()).unwrap();
+        // Another connection is served: by then that one has been read.
+        assert_eq!(get(&gateway.data, "/version").status, 200);
+        gateway.process.signal("STOP");
+        idle.write_all(during.as_bytes()).unwrap();
+        // The pause itself, longer than either bound.
+        std::thread::sleep(std::time::Duration::from_millis(2500));
+        gateway.process.signal("CONT");
+        idle.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 200", "{before:?}");
+    }
+}
+
+#[test]
 fn each_example_starts_alive_but_not_ready_without_its_replicas_and_ends_on_sigint() {
     for name in ["minimal.toml", "two-pools.toml", "tls.toml"] {
         let copy = Example::copy(name);
