@@ -14,7 +14,7 @@ use crate::stats::Mean;
 pub(super) struct Others<'a> {
     /// Beside whom what fails is its own.
     pub(super) all: Vec<&'a Part>,
-    /// Of whose requests the times are like its own.
+    /// Of whose requests the times are like its own, and whose failures are those of its revision.
     pub(super) alike: Vec<&'a Part>,
     /// What a sentence calls those.
     pub(super) called: Cow<'static, str>,

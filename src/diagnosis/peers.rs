@@ -312,7 +312,7 @@ fn differs(part: &Part, others: &Others<'_>, cause: Option<&Cause>) -> Option<(f
     }
     // What the gateway itself takes is no replica's, whatever requests happened to go there next.
     let stage = cause.map(|cause| cause.stage).filter(|stage| !stage.is_of_gateway());
-    let named = answers_nothing(part, others).or_else(|| fails(part, &others.all));
+    let named = answers_nothing(part, others).or_else(|| fails(part, others));
     named.or_else(|| {
         let stage = stage.filter(|stage| !is_explained(part, others, *stage))?;
         is_slower(part, others, stage).or_else(|| misses_more(part, others, stage))
@@ -331,7 +331,9 @@ fn is_of_one_replica(name: &Arc<str>, slot: &Slot, figures: &RouteFigures, cause
 fn answers_nothing(part: &Part, others: &Others<'_>) -> Option<(f64, String)> {
     let of = |part: &Part| Count::new(part.empty, part.answers);
     let (own, rest) = (of(part), others.all.iter().map(|other| of(other)).sum::<Count>());
+    let alike = others.alike.iter().map(|other| of(other)).sum::<Count>();
     let is_it = part.empty >= FEW
+        && !is_shared(own, alike)
         && own.share() >= EMPTY
         && own.share() >= EMPTIER * rest.share()
         && own.exceeds(rest);
@@ -356,10 +358,12 @@ fn is_shared(own: Count, rest: Count) -> bool {
     rest.bad > 0.0 && !own.exceeds(rest)
 }
 
-fn fails(part: &Part, others: &[&Part]) -> Option<(f64, String)> {
-    let (own, rest) = (failures_of(part), others.iter().map(|other| failures_of(other)).sum::<Count>());
+fn fails(part: &Part, others: &Others<'_>) -> Option<(f64, String)> {
+    let of_all = |others: &[&Part]| others.iter().map(|other| failures_of(other)).sum::<Count>();
+    let (own, rest, alike) = (failures_of(part), of_all(&others.all), of_all(&others.alike));
     let all = own.bad + rest.bad;
-    let is_it = own.bad >= f64::from(FEW) && own.bad >= FAILURES_OF_ONE * all && !is_shared(own, rest);
+    let is_of_one = own.bad >= f64::from(FEW) && own.bad >= FAILURES_OF_ONE * all;
+    let is_it = is_of_one && !is_shared(own, rest) && !is_shared(own, alike);
     is_it.then(|| {
         let words = match &part.engine_error {
             Some(words) => format!(" (\u{201c}{words}\u{201d})"),

@@ -692,6 +692,35 @@ fn of_revisions(all: &[(&'static str, Did)]) -> RouteFigures {
 }
 
 #[test]
+fn a_revision_that_fails_is_named_and_no_replica_of_it() {
+    let stage = (Stage::Connect, 0.1, 0.1);
+    let judged = |failures: [u32; 4]| {
+        let of = |revision, name, failed| (revision, did(name, 40 - failed, failed, stage));
+        let [a1, a2, b1, b2] = failures;
+        let all = [of("v1", "a1", a1), of("v1", "a2", a2), of("v2", "b1", b1), of("v2", "b2", b2)];
+        let mut figures = of_revisions(&all);
+        let slot = &mut figures.minute.slot;
+        for ((_, name), failed) in all.iter().map(|(revision, did)| (revision, did.replica)).zip(failures) {
+            let one = part(slot, name);
+            (one.failures, one.answers) = (failed, 40 - failed);
+        }
+        for (revision, failed) in [("v1", a1 + a2), ("v2", b1 + b2)] {
+            let one = slot.parts.get_mut(&(Dimension::Revision, revision.into())).unwrap();
+            (one.failures, one.answers) = (failed, 80 - failed);
+        }
+        figures.five = figures.minute.clone();
+        figures
+    };
+    names_only(
+        &judged([0, 0, 12, 8]),
+        "revision v2 stands out: 20 of 20 failed attempts",
+        "replica | shared",
+    );
+    names_only(&judged([0, 0, 20, 0]), "replica b1 stands out: 20 of 20 failed attempts", "revision");
+    names_only(&judged([10, 9, 12, 8]), "shared by all 4 replicas", "stands out");
+}
+
+#[test]
 fn a_slow_revision_in_a_pool_of_its_own_is_named_and_no_replica_of_it() {
     let fine = |name| ("v1", did(name, 40, 0, (Stage::Prefill, 0.08, 0.08)));
     let slow = |name, seconds| ("v2", did(name, 10, 20, (Stage::Prefill, seconds, 0.3)));

@@ -52,7 +52,7 @@ pub struct Part {
     pub requests: u32,
     /// Those that count for the SLO.
     pub judged: u32,
-    /// Attempts that failed, retried ones included; of a replica only.
+    /// Attempts that failed, retried ones included; of a replica or revision only.
     pub failures: u32,
     /// Attempts that were answered with success, and those of them without content; of a replica or revision only.
     pub answers: u32,
@@ -60,7 +60,7 @@ pub struct Part {
     pub empty: u32,
     /// Prompts that it computed for another replica; of a replica only.
     pub prefills: u32,
-    /// Last error message of its engine; of a replica only.
+    /// Last error message of its engine; of a replica or revision only.
     pub engine_error: Option<Arc<str>>,
     /// Prompt tokens.
     pub prompt_tokens: u64,
@@ -105,13 +105,13 @@ impl Part {
     }
 
     /// Counts how an attempt ended.
-    fn attempt(&mut self, dimension: Dimension, attempt: &Attempt, has_failed: bool) {
+    fn attempt(&mut self, attempt: &Attempt, has_failed: bool) {
         // One without text is both.
         if is_answered(attempt) && (attempt.is_empty || !has_failed) {
             self.answers += 1;
             self.empty += u32::from(attempt.is_empty);
         }
-        if dimension == Dimension::Replica && has_failed {
+        if has_failed {
             self.failures += 1;
             if let Some(words) = &attempt.engine_error {
                 self.engine_error = Some((&**words).into());
@@ -146,6 +146,7 @@ impl Part {
         let judged = self.judged.checked_sub(replica.judged).filter(|judged| *judged > 0)?;
         let mut rest =
             Self { judged, requests: self.requests.checked_sub(replica.requests)?, ..self.clone() };
+        rest.failures = self.failures.checked_sub(replica.failures)?;
         rest.answers = self.answers.checked_sub(replica.answers)?;
         rest.empty = self.empty.checked_sub(replica.empty)?;
         rest.prompt_tokens = self.prompt_tokens.saturating_sub(replica.prompt_tokens);
@@ -268,7 +269,7 @@ impl Slot {
             part.per_token += ttft.map_or(Mean::default(), |sum| Mean { sum, count: computed });
             part.add_stages(judgement, |stage| charges.is_own(dimension, &name, stage), 1);
             if let (Dimension::Replica | Dimension::Revision, Some((at, attempt))) = (dimension, charged) {
-                part.attempt(dimension, attempt, has_failed(record, at, attempt));
+                part.attempt(attempt, has_failed(record, at, attempt));
             }
         }
         for (dimension, name) in &charges.beside {
@@ -303,11 +304,9 @@ impl Slot {
         let Served { replica, revision, .. } = &attempt.served;
         if is_answered(attempt) || has_failed {
             let part = self.part(Dimension::Replica, replica);
-            part.attempt(Dimension::Replica, attempt, has_failed);
+            part.attempt(attempt, has_failed);
             part.prefills += u32::from(is_answered(attempt) && attempt.cause == AttemptCause::Prefill);
-        }
-        if is_answered(attempt) {
-            self.part(Dimension::Revision, revision).attempt(Dimension::Revision, attempt, has_failed);
+            self.part(Dimension::Revision, revision).attempt(attempt, has_failed);
         }
     }
 
@@ -518,6 +517,8 @@ mod tests {
         let replica = |name: &str| slot.parts[&(Dimension::Replica, name.into())].clone();
         assert_eq!((replica("gpu-b:8000").failures, replica("gpu-b:8000").requests), (1, 0));
         assert_eq!((replica("gpu-a:8000").failures, replica("gpu-a:8000").requests), (0, 1));
+        let revision = slot.of(Dimension::Revision, &"v1".into()).unwrap();
+        assert_eq!((revision.failures, revision.answers), (1, 1));
     }
 
     #[test]
