@@ -30,16 +30,27 @@ pub struct Background {
 impl Background {
     /// Runs `work` to its end.
     pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
-        // One kind of task for all: each kind has three kilobytes of code of its own.
-        let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(work);
-        self.tasks.spawn_on(work, &self.runtime)
+        self.tasks.spawn_on(boxed(work), &self.runtime)
     }
 
     /// Runs `work` until `stopped`.
     pub fn spawn_until(&self, stopped: &CancellationToken, work: impl Future<Output = ()> + Send + 'static) {
-        let stopped = stopped.clone();
-        self.spawn(async move {
-            stopped.run_until_cancelled(work).await;
-        });
+        self.tasks.spawn_on(boxed_until(stopped, work), &self.runtime);
     }
+}
+
+/// What tasks do, all of one kind but those of connections: each kind has six kilobytes of code of its own.
+pub type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// `work` as a task does it.
+pub fn boxed(work: impl Future<Output = ()> + Send + 'static) -> Work {
+    Box::pin(work)
+}
+
+/// The same, until `stopped`.
+pub fn boxed_until(stopped: &CancellationToken, work: impl Future<Output = ()> + Send + 'static) -> Work {
+    let stopped = stopped.clone();
+    Box::pin(async move {
+        stopped.run_until_cancelled(work).await;
+    })
 }

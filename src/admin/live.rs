@@ -20,6 +20,7 @@ use tokio_util::task::TaskTracker;
 
 use super::error::AdminError;
 use super::{AdminState, access, slo};
+use crate::background::boxed;
 
 /// Where events come from.
 pub(super) struct Live {
@@ -42,7 +43,7 @@ impl Live {
             tracker: tracker.clone(),
             shutdown,
         });
-        tracker.spawn(Arc::clone(&live).publish(admin));
+        tracker.spawn(boxed(Arc::clone(&live).publish(admin)));
         live
     }
 
@@ -65,7 +66,7 @@ pub(super) async fn events(
     let mut events = live.events.subscribe();
     let (mut sender, body) = Channel::<Bytes>::new(1);
     let (first, shutdown) = (event(&admin), live.shutdown.clone());
-    live.tracker.spawn(async move {
+    live.tracker.spawn(boxed(async move {
         let forward = async {
             let mut next = first;
             let may_read = || access::check(&admin.control.config().admin, &Method::GET, &headers).is_ok();
@@ -75,7 +76,7 @@ pub(super) async fn events(
         };
         shutdown.run_until_cancelled(forward).await;
         drop(permit);
-    });
+    }));
     Ok(([(CONTENT_TYPE, "text/event-stream")], Body::new(body)).into_response())
 }
 

@@ -30,7 +30,7 @@ use self::foundation::Foundation;
 use self::launch::Front;
 use self::observers::ObserversError;
 use self::salt_key::settle_salts;
-use crate::background::until;
+use crate::background::{boxed, boxed_until, until};
 use crate::clock::{Clock, since_epoch};
 use crate::cluster;
 use crate::config::Config;
@@ -134,8 +134,8 @@ impl App {
         };
         let acceptor = Acceptor::new(socket, limit, clock);
         let degrading = crate::gateway::degrade::watch(Arc::clone(&gateway));
-        tracker.spawn(stopped.clone().run_until_cancelled_owned(degrading));
-        tracker.spawn(stopped.run_until_cancelled_owned(Arc::clone(&gateway.watchdog).run()));
+        tracker.spawn(boxed_until(&stopped, degrading));
+        tracker.spawn(boxed_until(&stopped, Arc::clone(&gateway.watchdog).run()));
         accept(front, &gateway, acceptor, serving.clone());
         Self { gateway, fleet, data, serving, snapshot, _claim: claim }
     }
@@ -243,8 +243,8 @@ fn accept(front: Front, gateway: &Arc<Gateway>, acceptor: Acceptor, mut serving:
     let probed = async move {
         let _ = stop.run_until_cancelled(probed).await;
     };
-    match front {
-        Front::OpenAi => tracker.spawn(async {
+    tracker.spawn(match front {
+        Front::OpenAi => boxed(async {
             probed.await;
             listener::accept_loop(acceptor, serving, Service(gateway)).await;
         }),
@@ -252,12 +252,12 @@ fn accept(front: Front, gateway: &Arc<Gateway>, acceptor: Acceptor, mut serving:
             // Envoy keeps its connections, and closing one that it is about to use fails a request.
             serving.limits.keep_alive = PROXY_KEEP_ALIVE;
             serving.limits.is_behind_proxy = true;
-            tracker.spawn(async {
+            boxed(async {
                 probed.await;
                 listener::accept_loop(acceptor, serving, Boxed::new(EndpointPicker::new(gateway))).await;
             })
         }
-    };
+    });
 }
 
 /// Until every route takes requests, at most [`FIRST_PROBES`].

@@ -22,7 +22,7 @@ use super::observers::Observers;
 use super::signals::{self, Signal};
 use super::{App, StartError};
 use crate::admin::{self, AdminState, Control};
-use crate::background::Background;
+use crate::background::{Background, boxed};
 use crate::clock::Clock;
 use crate::config::load::ConfigError;
 use crate::config::view::without_userinfo;
@@ -211,7 +211,7 @@ impl Running {
         background.spawn(admin::serve(socket, state, background.tasks.clone(), stop_admin.clone()));
         // On the threads of the data path, whose waits it measures.
         background.tasks.spawn_on(
-            Arc::clone(&observers.observer.metrics.lag).measure(clock, stop_admin.clone()),
+            boxed(Arc::clone(&observers.observer.metrics.lag).measure(clock, stop_admin.clone())),
             runtimes.data.handle(),
         );
         background.spawn(follow_wall(clock, stop_admin.clone()));

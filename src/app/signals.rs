@@ -5,6 +5,8 @@ use std::io;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
+use crate::background::boxed;
+
 /// A signal by its effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
@@ -31,13 +33,13 @@ pub fn listen() -> io::Result<mpsc::Receiver<Signal>> {
             clippy::disallowed_methods,
             reason = "lives as long as the process and has nothing to finish"
         )]
-        tokio::spawn(async move {
+        tokio::spawn(boxed(async move {
             while stream.recv().await.is_some() {
                 if sender.send(meaning).await.is_err() {
                     return;
                 }
             }
-        });
+        }));
     }
     Ok(receiver)
 }

@@ -23,7 +23,7 @@ use super::{EXIT_FAILED, EXIT_OK};
 use crate::app::logging::LogFilter;
 use crate::app::process::{Front, Launch, RunError, Running, Runtimes, Shutdown};
 use crate::app::signals;
-use crate::background::until;
+use crate::background::{boxed, until};
 use crate::config::load::{Source, load};
 use crate::config::{Overrides, parse_endpoint};
 use crate::observe::metrics::StreamKey;
@@ -56,7 +56,7 @@ pub fn run(args: &DemoArgs, log: LogFilter) -> Result<u8, RunError> {
         until_ready(&running).await;
         let traffic = args.traffic(format!("http://{}", running.app.data));
         let sending = run_traffic(traffic.clone(), Arc::clone(&clients), tracker.clone(), over.clone());
-        tracker.spawn_on(sending, sim_runtime.handle());
+        tracker.spawn_on(boxed(sending), sim_runtime.handle());
         watch_for_end(args.duration, &over, &tracker)?;
         let stage = Stage {
             fleet,
@@ -182,11 +182,11 @@ async fn until_ready(running: &Running) {
 fn watch_for_end(limit: Option<Duration>, over: &CancellationToken, tracker: &TaskTracker) -> io::Result<()> {
     let mut signals = signals::listen()?;
     let over = over.clone();
-    tracker.spawn(async move {
+    tracker.spawn(boxed(async move {
         // A signal or the time that is over, either ends the demo.
         let _ = tokio::time::timeout(limit.unwrap_or(Duration::MAX), signals.recv()).await;
         over.cancel();
-    });
+    }));
     Ok(())
 }
 

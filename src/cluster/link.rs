@@ -12,6 +12,7 @@ use redis::{
 use tokio::sync::mpsc;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
+use crate::background::boxed;
 use crate::config::{Broker, Endpoint, Secret};
 use crate::upstream::connect::Connector;
 
@@ -153,7 +154,7 @@ async fn dial(
         })
         .set_response_timeout(Some(WITHIN));
     let (connection, driver) = MultiplexedConnection::new_with_config(&info, stream, config).await?;
-    let driver = AbortOnDropHandle::new(tracker.spawn(driver));
+    let driver = AbortOnDropHandle::new(tracker.spawn(boxed(driver)));
     Ok((Link { connection, _driver: driver }, messages))
 }
 

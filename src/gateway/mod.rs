@@ -69,6 +69,7 @@ pub use self::service::Service;
 use self::shadow::Shadows;
 use self::table::RoutingTable;
 use crate::admission::TenantLimiter;
+use crate::background::boxed;
 use crate::clock::Clock;
 use crate::digits;
 use crate::error::{ErrorShape, Failure};
@@ -292,7 +293,7 @@ impl IncomingRequest {
             }
             // Over HTTP/2 a body that is dropped resets its stream, for which curl and httpx lose the response, also while they wait for a 100.
             Some(body) if !is_http1 && !body.is_end_stream() => {
-                gateway.tasks.spawn(body::discard(body));
+                gateway.tasks.spawn(boxed(body::discard(body)));
                 false
             }
             _ => false,

@@ -12,6 +12,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::Gateway;
 use super::attempt::{AttemptError, BufferedResponse, UpstreamResponse};
 use super::outbound::{ActiveAttempt, Flight};
+use crate::background::boxed;
 use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
 use crate::record::{Attempt, TokenCounts};
@@ -45,14 +46,14 @@ impl Beside {
         let (stop, clock) = (CancellationToken::new(), gateway.clock);
         let (sender, landing) = oneshot::channel();
         let over = stop.clone();
-        gateway.tasks.spawn(async move {
+        gateway.tasks.spawn(boxed(async move {
             let Some(result) = over.run_until_cancelled(flight.land()).await else { return };
             let entry = flight.entry(&result, clock.now());
             let ActiveAttempt { pick, watch } = flight.into_active();
             watch.close();
             // Its client may have left at this moment.
             let _ = sender.send(Landed { result, pick, entry });
-        });
+        }));
         Self { landing, done: None, stop: stop.drop_guard() }
     }
 
@@ -78,7 +79,7 @@ impl Beside {
     pub(super) fn finish(self, gateway: &Arc<Gateway>, dialect: Dialect) {
         let Self { landing, stop, .. } = self;
         let clock = gateway.clock;
-        gateway.tasks.spawn(async move {
+        gateway.tasks.spawn(boxed(async move {
             // It has a deadline of its own.
             let landed = landing.await;
             drop(stop);
@@ -87,7 +88,7 @@ impl Beside {
             {
                 learn(&mut pick, &answer, dialect, clock.now());
             }
-        });
+        }));
     }
 }
 

@@ -16,6 +16,7 @@ use super::prefill_beside::{Beside, Landed, learn};
 use super::prefill_side::PrefillSide;
 use super::prepared::Prepared;
 use super::{IncomingRequest, blame, picker};
+use crate::background::boxed;
 use crate::clock::Stamp;
 use crate::config::Connector;
 use crate::error::{Failure, ReplicaFailure, Timer};
@@ -413,7 +414,7 @@ impl Drop for HeldKv {
     fn drop(&mut self) {
         if let Some(release) = self.release.take().filter(|_| !self.sent.load(Ordering::Relaxed)) {
             let gateway = Arc::clone(&release.incoming.gateway);
-            gateway.tasks.spawn(release.run());
+            gateway.tasks.spawn(boxed(release.run()));
         }
     }
 }

@@ -21,6 +21,7 @@ use super::outside;
 use super::picker;
 use super::{ClientConnection, Gateway, reply};
 use crate::admission::Rules;
+use crate::background::boxed;
 use crate::error::{Closed, Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::listener::{KillSwitch, Tunnel};
@@ -207,10 +208,10 @@ fn open(gateway: &Arc<Gateway>, mut exchange: Exchange, shaken: Shaken) -> Respo
         _connection: Arc::clone(&exchange.incoming.connection),
     };
     let guard = over.clone().drop_guard();
-    gateway.tasks.spawn(async move {
+    gateway.tasks.spawn(boxed(async move {
         let _over = guard;
         tunnel.run(client, lease).await;
-    });
+    }));
     let mut response = Response::new(ReplyBody::own(bytes::Bytes::new()));
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     *response.headers_mut() = headers;

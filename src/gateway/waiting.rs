@@ -12,6 +12,7 @@ use super::asking::{PickContext, Tried};
 use super::picker::QueueWait;
 use super::prepared::Prepared;
 use crate::admission::{EndOfWait, PoolQueue, Ticket, WaitReason, Waiter};
+use crate::background::boxed;
 use crate::clock::Stamp;
 use crate::debug::debug_as;
 use crate::error::{Failure, Timer};
@@ -156,7 +157,7 @@ impl Waits {
         self.count_wait(hold, gateway);
         if is_first {
             let refuses = Arc::clone(gateway);
-            gateway.tasks.spawn(Arc::clone(queue).drive(move || refuses.drain.refuses()));
+            gateway.tasks.spawn(boxed(Arc::clone(queue).drive(move || refuses.drain.refuses())));
         }
         Ok(())
     }

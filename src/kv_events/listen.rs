@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::wire::{Socket, Wire};
+use crate::background::boxed_until;
 
 /// A publisher's connection and its first message.
 pub(super) type Arrived = (Wire<TcpStream>, Vec<bytes::BytesMut>);
@@ -62,7 +63,7 @@ pub(super) async fn listen(
                 let _ = tokio::time::timeout(GREETED_WITHIN, greet(stream, from, &topics)).await;
                 drop(place);
             };
-            tracker.spawn(stopped.clone().run_until_cancelled_owned(greeting));
+            tracker.spawn(boxed_until(&stopped, greeting));
         }
         tokio::time::sleep(AGAIN_AFTER).await;
     }

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
+use crate::background::boxed;
 use crate::clock::{Clock, Stamp};
 
 /// Resolves names; cheap to clone.
@@ -115,7 +116,7 @@ impl Resolver {
             return;
         }
         let (host, entry, clock) = (Arc::clone(host), Arc::clone(entry), self.clock);
-        self.tracker.spawn(async move {
+        self.tracker.spawn(boxed(async move {
             let result = tokio::net::lookup_host((&*host, 0)).await.and_then(|found| {
                 let addresses: Arc<[IpAddr]> = found.map(|address| address.ip()).collect();
                 let none = || io::Error::new(io::ErrorKind::NotFound, "the name has no address");
@@ -126,7 +127,7 @@ impl Resolver {
             entry
                 .answer
                 .send_if_modified(|known| keep_newer(known, Answer { at, result, is_of_source: false }));
-        });
+        }));
     }
 }
 

@@ -24,6 +24,7 @@ use super::admin_client::{AskError, read_token};
 use super::replay::ReplayError;
 use super::{EXIT_FAILED, EXIT_OK, failed};
 use crate::app::open_files::raise_limit;
+use crate::background::boxed;
 use crate::clock::Clock;
 use crate::upstream::call::CallError;
 
@@ -140,7 +141,7 @@ async fn send(schedule: &Schedule, clients: &[Arc<Client>], clock: Clock, tasks:
         for turn in 0..clients.len() {
             let client = Arc::clone(&clients[(serial + turn) % clients.len()]);
             let prompt = Arc::clone(&prompt);
-            tasks.spawn(async move { client.ask(&prompt, due).await });
+            tasks.spawn(boxed(async move { client.ask(&prompt, due).await }));
         }
     }
     tasks.close();

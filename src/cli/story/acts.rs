@@ -10,6 +10,7 @@ use tokenway_sim::traffic::{TrafficConfig, TrafficStats, run_traffic};
 
 use super::meter::Figures;
 use super::{Stage, TTFT_BOUND, Verdict};
+use crate::background::boxed;
 
 /// The figures before and after an act, and what they have to say.
 type Played = io::Result<(Figures, Figures, Vec<Verdict>)>;
@@ -132,7 +133,7 @@ async fn overload(stage: &Stage) -> Played {
     let end = stage.over.child_token();
     let stats = Arc::new(TrafficStats::default());
     let sending = run_traffic(burst, stats, stage.tracker.clone(), end.clone());
-    stage.tracker.spawn_on(sending, &stage.simulation);
+    stage.tracker.spawn_on(boxed(sending), &stage.simulation);
     let after = watch(stage, Duration::ZERO, SHORT_WATCH).await;
     end.cancel();
     let p90 = after.ttft(0.9);

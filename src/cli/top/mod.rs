@@ -25,6 +25,7 @@ use super::explain::text::explanation;
 use super::style::Style;
 use super::{EXIT_OK, failed};
 use crate::app::signals;
+use crate::background::boxed;
 use crate::config::segment;
 
 /// Arguments of `tokenway top`.
@@ -74,8 +75,8 @@ pub fn run(
     let known = Known { url: client.url(), snapshot: Some(first), trouble: None };
     let (sender, receiver) = watch::channel(known);
     let (want, wanted) = watch::channel(None);
-    let asking = runtime.spawn(keep_asking(client, sender, wanted, over.clone()));
-    let ending = runtime.spawn(end_on_signal(over.clone()));
+    let asking = runtime.spawn(boxed(keep_asking(client, sender, wanted, over.clone())));
+    let ending = runtime.spawn(boxed(end_on_signal(over.clone())));
     let shown = show((&receiver, &want), &over, is_colored);
     over.cancel();
     let _ = runtime.block_on(async { (asking.await, ending.await) });

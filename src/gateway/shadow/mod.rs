@@ -15,6 +15,7 @@ use self::copy::Copy;
 pub use self::shares::{Shadow, Shadows};
 use super::prepared::Prepared;
 use super::{Gateway, IncomingRequest};
+use crate::background::boxed_until;
 use crate::fleet::pick::Pick;
 use crate::fleet::pool::PoolState;
 use crate::observe::record_guard::{OriginalEnd, RecordGuard};
@@ -42,7 +43,7 @@ pub(super) fn offer(incoming: &IncomingRequest, prepared: &Prepared, guard: &mut
             let original = OriginalEnd::default();
             let copy = Copy::new(incoming, prepared, record, (at, place), original.clone());
             guard.signals(original);
-            gateway.tasks.spawn(gateway.shadows.stop.clone().run_until_cancelled_owned(copy.run()));
+            gateway.tasks.spawn(boxed_until(&gateway.shadows.stop, copy.run()));
         }
         Err(reason) => count(gateway, &route.config.name, pool, reason),
     }
