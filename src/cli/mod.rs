@@ -32,6 +32,7 @@ pub use crate::observe::style;
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::pin::Pin;
 
 use clap::builder::Resettable;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -129,10 +130,12 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
 type Outputs<'a> = (&'a mut dyn Write, &'a mut dyn Write);
 
 /// Prints the text that is asked for, or why there is none. The result is the exit code.
-fn print(
-    asked: impl Future<Output = Result<String, impl Display>>,
+fn print<'a, E: Display>(
+    asked: impl Future<Output = Result<String, E>> + 'a,
     (out, err): Outputs<'_>,
 ) -> io::Result<u8> {
+    // One kind for all commands: each kind has six kilobytes of code of its own.
+    let asked: Pin<Box<dyn Future<Output = Result<String, E>> + 'a>> = Box::pin(asked);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match runtime.block_on(asked) {
         Ok(text) => write!(out, "{text}").map(|()| EXIT_OK),
