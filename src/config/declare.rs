@@ -92,11 +92,11 @@ macro_rules! section {
             }
 
             fn view(&self) -> serde_json::Value {
-                use $crate::config::check::codec::Codec as _;
                 let mut keys = serde_json::Map::new();
                 $(if !(false $(|| $crate::config::declare::section!(@is hidden $flag))*) {
-                    let shown = $crate::config::declare::section!(@view $state $codec, self.$key);
-                    $crate::config::declare::put(&mut keys, $crate::config::declare::section!(@name $key $($file)?), shown);
+                    let name = $crate::config::declare::section!(@name $key $($file)?);
+                    let value = $crate::config::declare::section!(@given $state self.$key);
+                    $crate::config::declare::show(&mut keys, name, &$codec, value);
                 })*
                 keys.into()
             }
@@ -122,10 +122,8 @@ macro_rules! section {
     (@or_default $state:ident $value:ident, $default:expr) => { $value.unwrap_or_else(|| $default.clone()) };
     (@name $key:ident) => { stringify!($key) };
     (@name $key:ident $file:literal) => { $file };
-    (@view example $codec:expr, $value:expr) => {
-        $value.as_ref().map_or(serde_json::Value::Null, |value| $codec.show(value))
-    };
-    (@view $state:ident $codec:expr, $value:expr) => { $codec.show(&$value) };
+    (@given example $value:expr) => { $value.as_ref() };
+    (@given $state:ident $value:expr) => { Some(&$value) };
     (@state default) => { $crate::config::declare::State::Default };
     (@state example) => { $crate::config::declare::State::Example };
     (@state required) => { $crate::config::declare::State::Required };
@@ -174,6 +172,17 @@ pub(crate) trait Declared: Default {
     fn open<'a>(parent: &Section<'a>) -> Section<'a> {
         parent.section(Self::DECLARATION.key(), Self::DECLARATION.header)
     }
+}
+
+/// One declared key of what is shown.
+#[inline(never)]
+pub(super) fn show<T>(
+    keys: &mut serde_json::Map<String, Json>,
+    key: &str,
+    codec: &dyn Codec<T>,
+    value: Option<&T>,
+) {
+    put(keys, key, value.map_or(Json::Null, |value| codec.show(value)));
 }
 
 /// One key of what is shown; a call, because there are hundreds.
@@ -270,16 +279,18 @@ impl<S: Declared> Codec<S> for Below {
 }
 
 /// What an absent key means.
-pub(super) fn default_of<T>(key: &'static str, text: &str, codec: &impl Codec<T>) -> T {
-    read_alone(key, text, codec).expect("invariant: a declared default fits its codec; a test reads each")
+pub(super) fn default_of<T>(key: &'static str, text: &str, codec: &dyn Codec<T>) -> T {
+    let mut value = None;
+    read_alone(key, text, &mut |section| value = section.value(key, codec));
+    value.expect("invariant: a declared default fits its codec; a test reads each")
 }
 
-fn read_alone<T>(key: &'static str, text: &str, codec: &impl Codec<T>) -> Option<T> {
+fn read_alone(key: &str, text: &str, read: &mut dyn FnMut(&Section<'_>)) {
     let text = format!("{key} = {text}");
-    let tree = DeTable::parse(&text).ok()?;
+    let Ok(tree) = DeTable::parse(&text) else { return };
     let overrides = Overrides::default();
     let checking = Checking::new(Path::new(""), &|_| None, &overrides);
-    Section::open(&checking, "", 0..0, Some(tree.get_ref())).value(key, codec)
+    read(&Section::open(&checking, "", 0..0, Some(tree.get_ref())));
 }
 
 /// Keeps old values of what only a restart changes, with a warning for each that differs.

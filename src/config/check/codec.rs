@@ -30,8 +30,9 @@ pub(in crate::config) trait Codec<T> {
 }
 
 impl Section<'_> {
-    /// The value of a key.
-    pub(in crate::config) fn value<T>(&self, key: &'static str, codec: &impl Codec<T>) -> Option<T> {
+    /// The value of a key; a call, because there are hundreds.
+    #[inline(never)]
+    pub(in crate::config) fn value<T>(&self, key: &'static str, codec: &dyn Codec<T>) -> Option<T> {
         codec.read(&self.get(key)?)
     }
 }
