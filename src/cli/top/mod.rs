@@ -72,7 +72,7 @@ pub fn run(
     }
     let is_colored = Style::for_terminal(true, env) == Style::Colored;
     let over = CancellationToken::new();
-    let known = Known { url: client.url(), snapshot: Some(first), trouble: None };
+    let known = Known { url: client.url(), snapshot: Some(first.into()), trouble: None };
     let (sender, receiver) = watch::channel(known);
     let (want, wanted) = watch::channel(None);
     let asking = runtime.spawn(boxed(keep_asking(client, sender, wanted, over.clone())));
@@ -125,7 +125,7 @@ async fn keep_asking(
         let Some(answer) = over.run_until_cancelled(ask(&client, id)).await else { return };
         known.send_modify(|known| match answer {
             Ok(snapshot) => {
-                known.snapshot = Some(snapshot);
+                known.snapshot = Some(snapshot.into());
                 known.trouble = None;
             }
             Err(error) => known.trouble = Some(error.to_string()),

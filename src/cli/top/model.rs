@@ -9,7 +9,7 @@ use crate::api::slo::{RouteVerdict, Slo};
 use crate::cli::explain::text::time;
 
 /// Answers of the gateway, taken together.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct Snapshot {
     pub(super) slo: Slo,
     pub(super) fleet: Fleet,

@@ -1,5 +1,7 @@
 //! The screen as an operator sees it, drawn into memory.
 
+use std::sync::Arc;
+
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -32,7 +34,7 @@ fn incident() -> Known {
              "status": 200, "ttft": 14.2, "duration": 16.0, "slo_missed": "ttft", "slo_missed_in": "engine_queue"}]})),
         ..Snapshot::default()
     };
-    Known { url: "http://127.0.0.1:9090".to_owned(), snapshot: Some(snapshot), trouble: None }
+    Known { url: "http://127.0.0.1:9090".to_owned(), snapshot: Some(snapshot.into()), trouble: None }
 }
 
 fn read<T: DeserializeOwned>(answer: Value) -> T {
@@ -118,7 +120,8 @@ fn enter_explains_the_selected_row_in_sixty_columns() {
     press(&mut looking, &[KeyCode::Esc, KeyCode::Char('3'), KeyCode::Enter]);
     let (text, _) = drawn(&known, &mut looking, (60, 20));
     assert!(text.contains("asking the gateway for r-9 …"), "{text}");
-    known.snapshot.as_mut().unwrap().explained = Some(("r-9".to_owned(), "Where the time went".to_owned()));
+    known.snapshot.as_mut().and_then(Arc::get_mut).unwrap().explained =
+        Some(("r-9".to_owned(), "Where the time went".to_owned()));
     let (text, _) = drawn(&known, &mut looking, (60, 20));
     assert!(text.contains("Where the time went") && text.contains("esc back"), "{text}");
 }
@@ -127,7 +130,7 @@ fn enter_explains_the_selected_row_in_sixty_columns() {
 fn old_figures_and_another_version_are_said() {
     let mut known = incident();
     known.trouble = Some("http://127.0.0.1:9090 does not answer: connect refused\nhint: x".to_owned());
-    known.snapshot.as_mut().unwrap().slo.version = "9.9.9".to_owned();
+    known.snapshot.as_mut().and_then(Arc::get_mut).unwrap().slo.version = "9.9.9".to_owned();
     let (text, _) = drawn(&known, &mut Looking::default(), (260, 8));
     assert!(text.contains("gateway is version 9.9.9, this is"), "{text}");
     assert!(
@@ -138,7 +141,7 @@ fn old_figures_and_another_version_are_said() {
 
 #[test]
 fn any_size_and_any_answer_can_be_drawn() {
-    let unknown = Known { snapshot: Some(Snapshot::default()), ..incident() };
+    let unknown = Known { snapshot: Some(Arc::default()), ..incident() };
     for known in [incident(), unknown, Known::default()] {
         for size in [(1, 1), (20, 3), (80, 24), (300, 80)] {
             for tab in Tab::ALL {

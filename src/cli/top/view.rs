@@ -1,5 +1,7 @@
 //! The screen: a verdict, tabs, one table, a line of keys. A pure function of what is known and looked at.
 
+use std::sync::Arc;
+
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -14,7 +16,7 @@ use super::model::{Health, Snapshot};
 pub(super) struct Known {
     pub(super) url: String,
     /// The last answers; `None` before the first.
-    pub(super) snapshot: Option<Snapshot>,
+    pub(super) snapshot: Option<Arc<Snapshot>>,
     /// Why there are no newer ones.
     pub(super) trouble: Option<String>,
 }
