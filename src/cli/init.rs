@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::draft::{Draft, DraftPool, DraftRoute, replica_url};
-use super::{EXIT_FAILED, EXIT_OK, EXIT_USAGE};
+use super::{EXIT_FAILED, EXIT_OK, EXIT_USAGE, Outputs};
 use crate::config::check::parse_model_name;
 use crate::config::{Endpoint, parse_endpoint};
 
@@ -33,11 +33,7 @@ pub struct InitArgs {
 }
 
 /// Writes the file. Without `--upstream` it asks where `questions` has answers. The result is the exit code.
-pub fn run(
-    args: &InitArgs,
-    questions: Option<&mut dyn BufRead>,
-    (out, err): (&mut dyn Write, &mut dyn Write),
-) -> io::Result<u8> {
+pub fn run(args: &InitArgs, questions: Option<&mut dyn BufRead>, (out, err): Outputs<'_>) -> io::Result<u8> {
     let mut answers = Answers {
         replicas: args.upstream.iter().map(ToString::to_string).collect(),
         model: args.model.clone(),

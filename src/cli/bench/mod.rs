@@ -22,7 +22,7 @@ use self::report::Report;
 use self::schedule::Schedule;
 use super::admin_client::{AskError, read_token};
 use super::replay::ReplayError;
-use super::{EXIT_FAILED, EXIT_OK, failed};
+use super::{EXIT_FAILED, EXIT_OK, Outputs, failed};
 use crate::app::open_files::raise_limit;
 use crate::background::boxed;
 use crate::clock::Clock;
@@ -58,7 +58,7 @@ enum BenchError {
 pub fn run(
     args: &BenchArgs,
     env: &dyn Fn(&str) -> Option<String>,
-    (out, err): (&mut dyn Write, &mut dyn Write),
+    (out, err): Outputs<'_>,
     shows_progress: bool,
 ) -> io::Result<u8> {
     let done = measure(args, env, err, shows_progress).and_then(|(report, is_whole)| {

@@ -6,7 +6,7 @@ mod broker;
 mod online;
 mod show;
 
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 use self::broker::BrokerAnswer;
 use self::online::Answer;
 use super::style::{Paint, Style};
-use super::{EXIT_FAILED, EXIT_OK};
+use super::{EXIT_FAILED, EXIT_OK, Outputs};
 use crate::config::Overrides;
 use crate::config::check::Checked;
 use crate::config::diagnostics::Diagnostic;
@@ -58,7 +58,7 @@ struct Report {
 pub fn run(
     args: &CheckArgs,
     env: &dyn Fn(&str) -> Option<String>,
-    (out, err): (&mut dyn Write, &mut dyn Write),
+    (out, err): Outputs<'_>,
     style: Style,
 ) -> io::Result<u8> {
     let overrides = Overrides { allow_missing_secrets: args.allow_missing_secrets, ..Overrides::default() };
@@ -113,13 +113,7 @@ impl Report {
         json
     }
 
-    fn tell(
-        &self,
-        args: &CheckArgs,
-        style: Style,
-        is_ok: bool,
-        (out, err): (&mut dyn Write, &mut dyn Write),
-    ) -> io::Result<()> {
+    fn tell(&self, args: &CheckArgs, style: Style, is_ok: bool, (out, err): Outputs<'_>) -> io::Result<()> {
         if let Some(failure) = &self.failure {
             writeln!(err, "{}", style.paint(Paint::Error, failure))?;
         }

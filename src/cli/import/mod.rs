@@ -9,13 +9,13 @@ mod router;
 
 pub(super) use router::counterpart;
 
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 
 use super::draft::{Draft, replica_url};
-use super::{EXIT_FAILED, EXIT_OK, failed};
+use super::{EXIT_FAILED, EXIT_OK, Outputs, failed};
 use crate::config::PolicyName;
 use crate::config::check::{check_elsewhere, parse_span};
 use crate::config::view::without_userinfo;
@@ -128,7 +128,7 @@ impl Notes {
 }
 
 /// Prints the configuration. The result is the exit code.
-pub fn run(args: &ImportArgs, (out, err): (&mut dyn Write, &mut dyn Write)) -> io::Result<u8> {
+pub fn run(args: &ImportArgs, (out, err): Outputs<'_>) -> io::Result<u8> {
     let mut notes = Notes::default();
     let (what, draft) = match &args.from {
         From::VllmRouter(flags) => ("flags of vllm-router", Ok(router::import(&flags.flags, &mut notes))),

@@ -7,7 +7,7 @@ mod keys;
 mod model;
 mod view;
 
-use std::io::{self, IsTerminal as _, Write};
+use std::io::{self, IsTerminal as _};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use self::view::Known;
 use super::admin_client::{AdminArgs, AdminClient, AskError};
 use super::explain::text::explanation;
 use super::style::Style;
-use super::{EXIT_OK, failed};
+use super::{EXIT_OK, Outputs, failed};
 use crate::app::signals;
 use crate::background::boxed;
 use crate::config::segment;
@@ -45,11 +45,7 @@ pub struct TopArgs {
 ///
 /// # Errors
 /// When there is no terminal to draw on, or output cannot be written.
-pub fn run(
-    args: &TopArgs,
-    env: &dyn Fn(&str) -> Option<String>,
-    (out, err): (&mut dyn Write, &mut dyn Write),
-) -> io::Result<u8> {
+pub fn run(args: &TopArgs, env: &dyn Fn(&str) -> Option<String>, (out, err): Outputs<'_>) -> io::Result<u8> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let client = match AdminClient::new(&args.admin.url, &args.admin.token, env) {
         Ok(client) => client,
