@@ -5,57 +5,41 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
 
-use atomic_waker::AtomicWaker;
+use super::polled_again::{WOKEN, WakeFlags};
 
 /// Polls its future once at first, then only after a wake-up.
 pub(super) struct IndependentlyWoken<F> {
     future: Pin<Box<F>>,
-    flag: Arc<WakeFlag>,
+    wakes: Arc<WakeFlags>,
     waker: Waker,
     /// The task that a wake-up is passed on to.
     task: Option<Waker>,
 }
 
-#[derive(Default)]
-struct WakeFlag {
-    is_woken: AtomicBool,
-    task: AtomicWaker,
-}
-
 impl<F: Future> IndependentlyWoken<F> {
     pub(super) fn new(future: F) -> Self {
-        let flag = Arc::new(WakeFlag { is_woken: AtomicBool::new(true), task: AtomicWaker::new() });
-        Self { future: Box::pin(future), waker: Waker::from(Arc::clone(&flag)), flag, task: None }
+        let wakes = Arc::<WakeFlags>::default();
+        wakes.flags.store(WOKEN, Ordering::Relaxed);
+        Self { future: Box::pin(future), waker: Waker::from(Arc::clone(&wakes)), wakes, task: None }
     }
 
     /// Polls the future if it was woken.
     pub(super) fn poll(&mut self, cx: &Context<'_>) -> Poll<F::Output> {
         let is_known = self.task.as_ref().is_some_and(|task| task.will_wake(cx.waker()));
-        if is_known && !self.flag.is_woken.load(Ordering::Acquire) {
+        if is_known && self.wakes.flags.load(Ordering::Acquire) == 0 {
             return Poll::Pending;
         }
         // A wake-up unregisters the task. Registered again before the flag is cleared, so that a wake-up in between
         // is not lost.
-        self.flag.task.register(cx.waker());
+        self.wakes.task.register(cx.waker());
         self.task = Some(cx.waker().clone());
-        if !self.flag.is_woken.swap(false, Ordering::AcqRel) {
+        if self.wakes.flags.swap(0, Ordering::AcqRel) == 0 {
             return Poll::Pending;
         }
         self.future.as_mut().poll(&mut Context::from_waker(&self.waker))
-    }
-}
-
-impl Wake for WakeFlag {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.is_woken.store(true, Ordering::Release);
-        self.task.wake();
     }
 }
 

@@ -13,26 +13,29 @@ use atomic_waker::AtomicWaker;
 /// Passes wake-ups on to its task, but for those from within a poll.
 pub(super) struct PolledAgain<F> {
     future: F,
-    state: Arc<State>,
+    wakes: Arc<WakeFlags>,
     waker: Waker,
 }
 
-/// [`POLLING`] and [`WOKEN`].
+/// A waker that passes the first wake-up on to its task.
 #[derive(Default)]
-struct State {
-    flags: AtomicU8,
-    task: AtomicWaker,
+pub(super) struct WakeFlags {
+    /// [`POLLING`] and [`WOKEN`].
+    pub(super) flags: AtomicU8,
+    pub(super) task: AtomicWaker,
 }
 
+/// No wake-up is passed on.
 const POLLING: u8 = 1;
-const WOKEN: u8 = 2;
+/// Until whoever polls clears it.
+pub(super) const WOKEN: u8 = 2;
 /// Polls in a row: the head, the body, and what the body's coming woke. A future that goes on to wake itself lets others run.
 const MAX_POLLS: u32 = 3;
 
 impl<F> PolledAgain<F> {
     pub(super) fn new(future: F) -> Self {
-        let state = Arc::<State>::default();
-        Self { future, waker: Waker::from(Arc::clone(&state)), state }
+        let wakes = Arc::<WakeFlags>::default();
+        Self { future, waker: Waker::from(Arc::clone(&wakes)), wakes }
     }
 }
 
@@ -43,16 +46,16 @@ impl<F: Future> PolledAgain<Pin<&mut F>> {
     }
 
     pub(super) fn poll(&mut self, cx: &Context<'_>) -> Poll<F::Output> {
-        self.state.task.register(cx.waker());
+        self.wakes.task.register(cx.waker());
         let mut own = Context::from_waker(&self.waker);
         for _ in 0..MAX_POLLS {
             // What was written before a wake that this takes is seen by the poll.
-            self.state.flags.swap(POLLING, Ordering::AcqRel);
+            self.wakes.flags.swap(POLLING, Ordering::AcqRel);
             if let Poll::Ready(output) = self.future.as_mut().poll(&mut own) {
                 return Poll::Ready(output);
             }
             // Whoever wakes from here on wakes the task.
-            if self.state.flags.fetch_and(!POLLING, Ordering::AcqRel) & WOKEN == 0 {
+            if self.wakes.flags.fetch_and(!POLLING, Ordering::AcqRel) & WOKEN == 0 {
                 return Poll::Pending;
             }
         }
@@ -61,7 +64,7 @@ impl<F: Future> PolledAgain<Pin<&mut F>> {
     }
 }
 
-impl Wake for State {
+impl Wake for WakeFlags {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
