@@ -10,6 +10,7 @@ use std::borrow::Cow;
 use tokenway::config::Canary;
 use tokenway::request::class::Class;
 use tokenway::rollout::judge::{Arm, Judge, Measure, Observed, SavedEvidence};
+use tokenway::stats::normal;
 
 /// What the new revision does.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -169,10 +170,6 @@ fn ttft(class: Class, revision: Revision, is_new: bool, random: &mut fastrand::R
         _ => 1.0,
     };
     slow * median * (sigma * normal(random)).exp()
-}
-
-fn normal(random: &mut fastrand::Rng) -> f64 {
-    (-2.0 * (1.0 - random.f64()).ln()).sqrt() * (std::f64::consts::TAU * random.f64()).cos()
 }
 
 /// What slows requests beside the revision.

@@ -11,6 +11,7 @@ use tokenway::config::{PolicyName, Scale, Slo, TtftBound};
 use tokenway::fleet::demand::PoolLoad;
 use tokenway::routing::EngineLimits;
 use tokenway::simulate::ReplayedRoute;
+use tokenway::stats::normal;
 use tokenway::units::Tokens;
 use tokenway_sim::engine::EngineConfig;
 use tokenway_sim::replay::{
@@ -18,7 +19,7 @@ use tokenway_sim::replay::{
 };
 
 use super::elastic::{Conductor, Elastic, ElasticFleet};
-use super::traffic::{around, normal, poisson, requests};
+use super::traffic::{around, poisson, requests};
 
 /// What the HPA scales by.
 enum Metric {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokenway::stats::normal;
 use tokenway_sim::replay::{Trace, TraceRequest};
 
 /// Poisson arrivals at `rate(second)`, never above `most`, for `seconds`.
@@ -39,10 +40,6 @@ pub fn requests(arrivals: Vec<Duration>, seconds: f64, mut length: impl FnMut() 
 /// Lognormal, at least one.
 pub fn around(median: f64, sigma: f64, random: &mut fastrand::Rng) -> u64 {
     (median * (sigma * normal(random)).exp()).max(1.0) as u64
-}
-
-pub fn normal(random: &mut fastrand::Rng) -> f64 {
-    (-2.0 * (1.0 - random.f64()).ln()).sqrt() * (std::f64::consts::TAU * random.f64()).cos()
 }
 
 /// Nearest rank.

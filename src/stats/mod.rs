@@ -15,9 +15,7 @@ pub use self::histogram::Histogram;
 pub use self::mean::Mean;
 pub use self::peers::Peers;
 pub use self::ring::Ring;
-#[cfg(test)]
-pub(crate) use self::robust::normal;
 pub use self::robust::{
     INTERVAL_90, MEDIAN_ERROR, Noise, P90_ERROR, Prior, TRIMMED, ln_binomial_tail, lower_quantile, median,
-    robust, trimmed_mean, upper_quantile,
+    normal, robust, trimmed_mean, upper_quantile,
 };

@@ -77,8 +77,7 @@ pub fn ln_binomial_tail(hits: f64, tries: f64, rate: f64) -> f64 {
 }
 
 /// A standard normal number.
-#[cfg(test)]
-pub(crate) fn normal(random: &mut fastrand::Rng) -> f64 {
+pub fn normal(random: &mut fastrand::Rng) -> f64 {
     (-2.0 * (1.0 - random.f64()).ln()).sqrt() * (std::f64::consts::TAU * random.f64()).cos()
 }
 

@@ -8,6 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use tokenway::stats::normal;
+
 pub(crate) const STATES: [&str; 9] =
     ["discovered", "starting", "probing", "warming", "ready", "ejected", "unreachable", "draining", "gone"];
 const READY: usize = 4;
@@ -608,10 +610,6 @@ fn observe(buckets: &mut Vec<f64>, edges: &[String], n: u64, median: f64, random
             }
         }
     }
-}
-
-fn normal(random: &mut fastrand::Rng) -> f64 {
-    (-2.0 * (1.0 - random.f64()).ln()).sqrt() * (std::f64::consts::TAU * random.f64()).cos()
 }
 
 fn poisson(mean: f64, random: &mut fastrand::Rng) -> u64 {
