@@ -19,7 +19,7 @@ use tokenway::stage::Stage;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{Collector, config, observer, record, until, value};
+use crate::support::{Collector, config, dropped_spans, observer, record, until, value};
 
 const SERIES: &str = r#"model="llama",revision="v1",route="chat""#;
 
@@ -32,11 +32,6 @@ fn stage(observer: &Observer, stage: &str, source: &str) -> Option<f64> {
 
 fn joins(observer: &Observer, result: &str) -> Option<f64> {
     let series = format!("tokenway_engine_spans_total{{result=\"{result}\"}}");
-    value(&observer.metrics.render(&[]), &series)
-}
-
-fn dropped(observer: &Observer, reason: &str) -> Option<f64> {
-    let series = format!("tokenway_spans_dropped_total{{reason=\"{reason}\"}}");
     value(&observer.metrics.render(&[]), &series)
 }
 
@@ -241,8 +236,8 @@ async fn spans_go_out_over_grpc_and_come_in_over_grpc() {
         a.record(&Arc::new(record()));
     }
     a.shutdown(Duration::from_secs(20)).await;
-    assert_eq!(dropped(&a, "export_failed"), Some(0.0));
-    assert_eq!(dropped(&a, "shutdown"), Some(0.0));
+    assert_eq!(dropped_spans(&a, "export_failed"), Some(0.0));
+    assert_eq!(dropped_spans(&a, "shutdown"), Some(0.0));
     let spans = || -> usize {
         let received = collector.received.lock();
         received.iter().map(|(_, export)| export.resource_spans[0].scope_spans[0].spans.len()).sum()
@@ -288,7 +283,7 @@ async fn a_collector_that_refuses_costs_counted_spans_over_either_protocol() {
             "the engine is not told"
         );
         // Seven of ours, one of the engine's.
-        until(|| dropped(&observer, "export_failed") == Some(8.0)).await;
+        until(|| dropped_spans(&observer, "export_failed") == Some(8.0)).await;
         observer.shutdown(Duration::from_secs(20)).await;
     }
 }
@@ -307,5 +302,5 @@ async fn a_collector_that_hangs_costs_bounded_memory_and_counted_spans() {
     for _ in 0..8 {
         assert_eq!(post(address, "/v1/traces", "application/x-protobuf", &export).await, 200);
     }
-    assert_eq!(dropped(&observer, "queue_full"), Some(3.0));
+    assert_eq!(dropped_spans(&observer, "queue_full"), Some(3.0));
 }

@@ -23,8 +23,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::support::{
-    Collector, Gateway, config, first_token, get, json, observer, observers, record, request, request_bytes,
-    status, until, value,
+    Collector, Gateway, config, dropped_spans, first_token, get, json, observer, observers, record, request,
+    request_bytes, status, until, value,
 };
 
 const TENANT: &str = r#"class="short",model="llama",revision="v1",route="chat",tenant="acme""#;
@@ -404,11 +404,6 @@ async fn more_spans_than_fit_are_dropped_and_counted() {
         observer.record(&record);
     }
     until(|| dropped_spans(&observer, "queue_full") > Some(1000.0)).await;
-}
-
-fn dropped_spans(observer: &Observer, reason: &str) -> Option<f64> {
-    let series = format!("tokenway_spans_dropped_total{{reason=\"{reason}\"}}");
-    value(&observer.metrics.render(&[]), &series)
 }
 
 fn dropped_lines(observer: &Observer) -> Option<f64> {

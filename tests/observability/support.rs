@@ -191,6 +191,12 @@ pub(crate) fn value(page: &str, series: &str) -> Option<f64> {
     page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
 }
 
+/// How many spans were dropped for this reason.
+pub(crate) fn dropped_spans(observer: &Observer, reason: &str) -> Option<f64> {
+    let series = format!("tokenway_spans_dropped_total{{reason=\"{reason}\"}}");
+    value(&observer.metrics.render(&[]), &series)
+}
+
 /// Waits for a condition, with a limit.
 pub(crate) async fn until(mut is_so: impl FnMut() -> bool) {
     let waiting = async {
