@@ -12,6 +12,7 @@ use redis::{Pipeline, RedisError};
 
 use super::connected::Connected;
 use super::link::UntilLost;
+use super::peers::SILENT;
 use crate::clock::{Stamp, ticks};
 
 /// Every topic of this gateway.
@@ -179,6 +180,7 @@ impl Topics {
 }
 
 impl Seen {
+    /// The text of a gateway that is gone is still read.
     fn is_alive(&self, now: Stamp) -> bool {
         now.since(self.moved) < SILENT
     }
@@ -216,8 +218,6 @@ impl Topic {
 
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// A gateway whose text was not renewed for so long is gone; what it has shown is still read.
-const SILENT: Duration = Duration::from_secs(2);
 /// Seconds that a topic outlives the last gateway that shows it.
 const KEPT: u32 = 7 * 24 * 3600;
 /// Between two looks for fields of gateways that are gone.
