@@ -572,10 +572,10 @@ fn unanswered(path: &str, error: CallError) -> ProbeResult {
 pub(super) const AUTO_ORDER: [ProbeKind; 5] =
     [ProbeKind::Completion, ProbeKind::Chat, ProbeKind::Embedding, ProbeKind::Rerank, ProbeKind::Health];
 pub(super) const UNPROVEN: &str = "unproven: only /health answered";
-/// Doubled for each miss in a row, up to the probe interval.
 /// How soon what waits for an interval sees that a reload made it shorter.
 pub(super) const CONFIG_LOOK: Duration = Duration::from_secs(1);
 const TOKENIZE: &str = "/tokenize";
+/// Doubled for each miss in a row, up to the probe interval.
 const FIRST_RETRY: Duration = Duration::from_millis(250);
 const MISSES_TO_EJECT: u32 = 2;
 /// In a row, of one that has not answered yet: some four seconds of refused connects.
