@@ -221,8 +221,11 @@ impl RequestSeries {
         let is_own = *self.key.tenant == *record.tenant;
         for (kind, tokens) in record.charged_tokens().by_kind() {
             let handle = || family.get([&*record.route, &record.model, &record.tenant, kind]);
-            let handle = if is_own { self.handles.tenant_tokens.get(kind, handle) } else { handle() };
-            handle.inc_by(tokens.0);
+            if is_own {
+                self.handles.tenant_tokens.get(kind, handle).inc_by(tokens.0);
+            } else {
+                handle().inc_by(tokens.0);
+            }
         }
     }
 
@@ -232,37 +235,40 @@ impl RequestSeries {
         let is_own = *self.key.tenant == *record.tenant;
         for time in stages::charged(record, &judgement.stages) {
             let labels = [&*record.route, &record.model, &record.tenant, time.stage.as_str()];
-            let handle = || family.get(labels);
-            let handle = if is_own { self.handles.engine_seconds.get(time.stage, handle) } else { handle() };
-            handle.inc_by(time.duration.as_secs_f64());
+            let (handle, seconds) = (|| family.get(labels), time.duration.as_secs_f64());
+            if is_own {
+                self.handles.engine_seconds.get(time.stage, handle).inc_by(seconds);
+            } else {
+                handle().inc_by(seconds);
+            }
         }
     }
 
-    fn token_kind(&self, kind: &'static str) -> IntCounter {
+    fn token_kind(&self, kind: &'static str) -> &IntCounter {
         let [route, model, revision, class] = self.route_labels();
         let family = &self.families.by_route.tokens;
         self.handles.tokens.get(kind, || family.get([route, model, revision, class, kind]))
     }
 
-    fn finish_reason(&self, reason: &'static str) -> IntCounter {
+    fn finish_reason(&self, reason: &'static str) -> &IntCounter {
         let [route, model, revision, class] = self.route_labels();
         let family = &self.families.by_route.finish_reasons;
         self.handles.finish_reasons.get(reason, || family.get([route, model, revision, class, reason]))
     }
 
-    fn missed_in(&self, missed: Missed, stage: Stage) -> IntCounter {
+    fn missed_in(&self, missed: Missed, stage: Stage) -> &IntCounter {
         let [route, model, revision, class] = self.route_labels();
         let labels = [route, model, revision, class, missed.as_str(), stage.as_str()];
         self.handles.missed_in.get((missed, stage), || self.families.by_route.slo_missed_in.get(labels))
     }
 
-    fn stage_over_budget(&self, stage: Stage) -> IntCounter {
+    fn stage_over_budget(&self, stage: Stage) -> &IntCounter {
         let [route, model, revision, class] = self.route_labels();
         let family = &self.families.by_route.over_budget;
         self.handles.over_budget.get(stage, || family.get([route, model, revision, class, stage.as_str()]))
     }
 
-    fn stage(&self, stage: Stage, source: StageSource) -> Histogram {
+    fn stage(&self, stage: Stage, source: StageSource) -> &Histogram {
         let [route, model, tenant, revision, _] = self.tenant_labels();
         let tenant = if self.split.stages { tenant } else { ALL_TENANTS };
         let labels = [route, model, tenant, revision, stage.as_str(), source.as_str()];
