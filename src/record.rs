@@ -139,7 +139,7 @@ pub struct SeenWait {
 #[derive(Clone, Debug)]
 pub struct Attempt {
     /// The chosen replica.
-    pub served: Served,
+    pub served: Arc<Served>,
     /// Span id, sent upstream in `traceparent`.
     pub span: u64,
     /// Why it was made.
@@ -562,7 +562,7 @@ impl Record {
 
     /// The replica of the last attempt.
     pub fn served(&self) -> Option<&Served> {
-        self.attempts.last().map(|a| &a.served)
+        self.attempts.last().map(|a| &*a.served)
     }
 
     /// Label `revision`: of [`Record::served`], or `none`.

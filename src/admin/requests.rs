@@ -255,7 +255,7 @@ fn choice(record: &Record) -> Option<Choice> {
     let decoding = record.attempts.iter().find(|attempt| {
         !matches!(attempt.cause, AttemptCause::Prefill | AttemptCause::Hedge | AttemptCause::Migration)
     });
-    let served = decoding.or(record.attempts.first()).map(|attempt| &attempt.served);
+    let served = decoding.or(record.attempts.first()).map(|attempt| &*attempt.served);
     Some(Choice { chosen: chosen(record, decision, served), explained: !decision.weighed.is_empty() })
 }
 

@@ -211,7 +211,8 @@ mod tests {
     fn a_prompt_counts_where_it_is_computed() {
         let (scores, mut record) = (Scoreboard::default(), fixture::stream());
         let mut leg = record.attempts[0].clone();
-        (leg.cause, leg.served.replica) = (AttemptCause::Prefill, "p".into());
+        leg.cause = AttemptCause::Prefill;
+        Arc::make_mut(&mut leg.served).replica = "p".into();
         record.attempts.insert(0, leg);
         scores.record_end(&record);
         let rows = cells(&scores, &[status("p"), status(&record.served().unwrap().replica)]);

@@ -20,7 +20,7 @@ use super::{Gateway, IncomingRequest};
 use crate::clock::Stamp;
 use crate::fleet::pick::Pick;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{self, AttemptCause, Record, Served};
+use crate::record::{self, AttemptCause, Record};
 use crate::relay::reader::StreamShape;
 use crate::relay::usage_filter::AskedUsage;
 use crate::relay::watch::{StreamDeadlines, StreamWatch};
@@ -359,7 +359,7 @@ pub(super) fn open_entry(
     end: Stamp,
 ) -> record::Attempt {
     record::Attempt {
-        served: Served::clone(&pick.replica.served()),
+        served: pick.replica.served(),
         span,
         cause,
         is_canceled: false,

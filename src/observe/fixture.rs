@@ -31,7 +31,7 @@ pub(crate) fn served() -> Served {
 
 fn attempt() -> Attempt {
     Attempt {
-        served: served(),
+        served: served().into(),
         span: 0xa1,
         cause: Default::default(),
         is_canceled: false,

@@ -14,6 +14,7 @@ use super::slo::Missed;
 use crate::clock::Stamp;
 use crate::labels::LabelHasher;
 use crate::record::{Record, Served};
+use crate::request::class::Class;
 use crate::stage::Stage;
 
 /// Requests in flight that have a bound on their first token or their duration.
@@ -38,7 +39,7 @@ impl Overdue {
         let waiting = Waiting {
             route: Arc::clone(&record.route),
             tenant: Arc::clone(&record.tenant),
-            class: record.class.as_str(),
+            class: record.class,
             since,
             ttft,
             first_token: None,
@@ -79,9 +80,9 @@ pub struct Late {
     /// Label `tenant`.
     pub tenant: Arc<str>,
     /// Label `class`.
-    pub class: &'static str,
+    pub class: Class,
     /// Where it was sent to last; `None` while it waits in the gateway.
-    pub asked: Option<Served>,
+    pub asked: Option<Arc<Served>>,
 }
 
 impl Late {
@@ -104,8 +105,8 @@ pub(super) struct BoundGuard {
 
 impl BoundGuard {
     /// The request goes to this replica.
-    pub(super) fn asks(&self, served: &Served) {
-        self.update(|waiting| waiting.asked = Some(served.clone()));
+    pub(super) fn asks(&self, served: &Arc<Served>) {
+        self.update(|waiting| waiting.asked = Some(Arc::clone(served)));
     }
 
     /// Its first token came: from here on the bound on its duration is what is left to miss.
@@ -128,12 +129,12 @@ impl Drop for BoundGuard {
 struct Waiting {
     route: Arc<str>,
     tenant: Arc<str>,
-    class: &'static str,
+    class: Class,
     since: Stamp,
     ttft: Option<Stamp>,
     first_token: Option<Stamp>,
     e2e: Option<Stamp>,
-    asked: Option<Served>,
+    asked: Option<Arc<Served>>,
 }
 
 impl Waiting {

@@ -141,10 +141,10 @@ impl Windows {
     }
 
     /// The series of a tenant; past [`MAX_TENANTS`] new ones share one named `other`.
-    fn tenant(&self, key: &WindowKey, tenant: &Arc<str>) -> Arc<LatencySeries> {
-        self.tenants.series(&(key.clone(), Arc::clone(tenant)), MAX_TENANTS, || {
+    fn tenant(&self, of: &(WindowKey, Arc<str>)) -> Arc<LatencySeries> {
+        self.tenants.series(of, MAX_TENANTS, || {
             let has_room = self.tenants.has_room(MAX_TENANTS + MAX_SERIES);
-            (if has_room { key.clone() } else { key.rest() }, OTHER.into())
+            (if has_room { of.0.clone() } else { of.0.rest() }, OTHER.into())
         })
     }
 
@@ -155,9 +155,9 @@ impl Windows {
 
     /// Adds an ended request to its series, its tenant, its class and its replica; its series, and whether it is beyond the p99 of it.
     pub fn record(&self, record: &Record) -> Option<(Arc<Series>, bool)> {
-        let key = WindowKey::of(record)?;
+        let tenant = (WindowKey::of(record)?, Arc::clone(&record.tenant));
         let (now, duration, ttft, tpot) = (record.at.end, record.duration(), record.ttft(), record.tpot());
-        let (series, tenant) = (self.series(&key), self.tenant(&key, &record.tenant));
+        let (series, tenant) = (self.series(&tenant.0), self.tenant(&tenant));
         let is_tail = series.whole.is_beyond_p99(ttft, duration);
         let ended = |series: &LatencySeries| {
             series.observe(Measure::Tpot, tpot, now);
@@ -369,7 +369,7 @@ mod tests {
         let (windows, mut record) = (Windows::default(), fixture::stream());
         let broken = record.attempts[0].clone();
         record.attempts[0].error = Some("upstream_broken");
-        let served = Served { replica: "next".into(), ..broken.served.clone() };
+        let served = Served { replica: "next".into(), ..Served::clone(&broken.served) }.into();
         record.attempts.push(Attempt { served, cause: AttemptCause::Migration, ..broken });
         record.migrations = 1;
         windows.record(&record);
@@ -383,7 +383,7 @@ mod tests {
     fn what_a_request_waited_for_at_another_replica_is_not_its_own_first_token() {
         let (windows, mut record) = (Windows::default(), fixture::stream());
         let own = record.attempts[0].clone();
-        let served = Served { replica: "sick".into(), ..own.served.clone() };
+        let served = Served { replica: "sick".into(), ..Served::clone(&own.served) }.into();
         record.attempts.insert(0, Attempt { served, start: record.at.head, error: Some("silent"), ..own });
         record.attempts[1].start = record.attempts[1].start.after(Duration::from_millis(900));
         windows.record(&record);

@@ -2,6 +2,8 @@
 //!
 //! Latency of a 200-token prompt and of a 20,000-token one have nothing in common; series are kept apart by class.
 
+use std::sync::{Arc, LazyLock};
+
 use crate::config::Classes;
 use crate::labels::labels;
 use crate::units::Tokens;
@@ -19,6 +21,15 @@ labels! {
         Medium = "medium",
         /// Above.
         Long = "long",
+    }
+}
+
+impl Class {
+    /// Its name where names are shared.
+    pub(crate) fn shared_name(self) -> Arc<str> {
+        static NAMES: LazyLock<[Arc<str>; Class::ALL.len()]> =
+            LazyLock::new(|| Class::ALL.map(|class| class.as_str().into()));
+        Arc::clone(&NAMES[self as usize])
     }
 }
 

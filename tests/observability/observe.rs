@@ -1047,7 +1047,7 @@ fn a_busy_day(observer: &Observer, tenants: usize) {
             let mut of_tenant = record();
             (of_tenant.tenant, of_tenant.class) = (format!("tenant-{tenant:03}").into(), class);
             for attempt in &mut of_tenant.attempts {
-                attempt.served.revision = revision.into();
+                Arc::make_mut(&mut attempt.served).revision = revision.into();
             }
             observer.first_token(&first_token(&of_tenant));
             for (outcome, status) in outcomes {
@@ -1094,7 +1094,7 @@ async fn a_hundred_rollouts_leave_room_for_the_revision_that_serves() {
         config.pools[0].revision = Arc::clone(&revision);
         observer.reconfigure(&config);
         for attempt in &mut record.attempts {
-            attempt.served.revision = Arc::clone(&revision);
+            Arc::make_mut(&mut attempt.served).revision = Arc::clone(&revision);
         }
         observer.record(&Arc::new(record.clone()));
     }

@@ -239,7 +239,7 @@ mod tests {
         let mut record = fixture::stream();
         let answered = record.attempts.remove(0);
         let mut failed = Attempt { error: Some("timeout"), ..answered.clone() };
-        failed.served.replica = "sick".into();
+        Arc::make_mut(&mut failed.served).replica = "sick".into();
         failed.end = failed.start.after(Duration::from_secs(2));
         record.attempts = vec![failed, answered.clone()];
         let record = Arc::new(record);

@@ -12,6 +12,7 @@ use crate::observe::judgement::Judgement;
 use crate::observe::overdue::Late;
 use crate::observe::slo::{Missed, SloVerdict};
 use crate::record::{Attempt, AttemptCause, Outcome, Record, Served};
+use crate::request::class::Class;
 use crate::stage::{ByStage, Stage};
 use crate::stats::Mean;
 
@@ -301,7 +302,7 @@ impl Slot {
 
     /// Counts an attempt of a request that is charged to another one.
     fn attempt(&mut self, attempt: &Attempt, has_failed: bool) {
-        let Served { replica, revision, .. } = &attempt.served;
+        let Served { replica, revision, .. } = &*attempt.served;
         if is_answered(attempt) || has_failed {
             let part = self.part(Dimension::Replica, replica);
             part.attempt(attempt, has_failed);
@@ -315,7 +316,7 @@ impl Slot {
         let blamed = late.stage();
         self.missed[late.missed as usize] += 1;
         self.missed_in[blamed] += 1;
-        for (dimension, name) in took_part(late.asked.as_ref(), &late.tenant, late.class) {
+        for (dimension, name) in took_part(late.asked.as_deref(), &late.tenant, late.class) {
             let part = self.part(dimension, &name);
             part.judged += 1;
             part.missed_in[blamed] += 1;
@@ -335,15 +336,15 @@ impl Slot {
     /// The part of that name; past [`Dimension::most`] new ones share [`OTHER`].
     pub(super) fn part(&mut self, dimension: Dimension, name: &Arc<str>) -> &mut Part {
         let mut key = (dimension, Arc::clone(name));
-        if !self.parts.contains_key(&key) {
-            let names = &mut self.names[dimension as usize];
-            if *names < dimension.most() {
-                *names += 1;
-            } else {
-                key.1 = OTHER.into();
-            }
+        let names = &mut self.names[dimension as usize];
+        let has_room = *names < dimension.most();
+        if !has_room && !self.parts.contains_key(&key) {
+            key.1 = OTHER.into();
         }
-        self.parts.entry(key).or_default()
+        self.parts.entry(key).or_insert_with(|| {
+            *names += usize::from(has_room);
+            Part::default()
+        })
     }
 }
 
@@ -351,13 +352,13 @@ impl Slot {
 fn took_part(
     served: Option<&Served>,
     tenant: &Arc<str>,
-    class: &'static str,
+    class: Class,
 ) -> impl Iterator<Item = (Dimension, Arc<str>)> + use<> {
     let all = [
         (Dimension::Replica, served.map(|served| Arc::clone(&served.replica))),
         (Dimension::Revision, served.map(|served| Arc::clone(&served.revision))),
         (Dimension::Tenant, Some(Arc::clone(tenant))),
-        (Dimension::Class, Some(class.into())),
+        (Dimension::Class, Some(class.shared_name())),
     ];
     all.into_iter().filter_map(|(dimension, name)| Some((dimension, name?)))
 }
@@ -386,7 +387,7 @@ impl<'r> Charges<'r> {
 
     fn add_beside(&mut self, charged: &Served) {
         for owner in [Stage::Decode, Stage::Prefill].map(|stage| self.owner(stage)).into_iter().flatten() {
-            let Served { replica, revision, .. } = &owner.served;
+            let Served { replica, revision, .. } = &*owner.served;
             for (dimension, own, of_charged) in [
                 (Dimension::Replica, replica, &charged.replica),
                 (Dimension::Revision, revision, &charged.revision),
@@ -400,8 +401,8 @@ impl<'r> Charges<'r> {
     }
 
     fn took_part(&self) -> impl Iterator<Item = (Dimension, Arc<str>)> + use<> {
-        let served = self.charged.map(|(_, attempt)| &attempt.served);
-        took_part(served, &self.record.tenant, self.record.class.as_str())
+        let served = self.charged.map(|(_, attempt)| &*attempt.served);
+        took_part(served, &self.record.tenant, self.record.class)
     }
 
     /// Whose the time in a stage is, where that need not be the one that the request counts for.
@@ -509,7 +510,7 @@ mod tests {
     fn a_failed_attempt_is_charged_to_its_replica_though_another_answered() {
         let mut retried = fixture::stream();
         let mut failed = retried.attempts[0].clone();
-        failed.served.replica = "gpu-b:8000".into();
+        Arc::make_mut(&mut failed.served).replica = "gpu-b:8000".into();
         failed.error = Some("connect_refused");
         failed.end = failed.start;
         retried.attempts.insert(0, failed);
@@ -544,7 +545,7 @@ mod tests {
     fn what_a_hedge_waited_for_is_not_the_winner_s_connect() {
         let mut hedged = late();
         let mut overtaken = hedged.attempts[0].clone();
-        overtaken.served.replica = "gpu-b:8000".into();
+        Arc::make_mut(&mut overtaken.served).replica = "gpu-b:8000".into();
         overtaken.end = overtaken.start.after(Duration::from_millis(1));
         hedged.attempts[0].start = overtaken.end;
         hedged.attempts.insert(0, overtaken);
@@ -562,7 +563,8 @@ mod tests {
     fn a_prompt_that_was_computed_for_another_replica_counts_where_it_was() {
         let mut record = fixture::stream();
         let mut leg = record.attempts[0].clone();
-        (leg.cause, leg.status, leg.served.replica) = (AttemptCause::Prefill, Some(200), "prefill-1".into());
+        (leg.cause, leg.status) = (AttemptCause::Prefill, Some(200));
+        Arc::make_mut(&mut leg.served).replica = "prefill-1".into();
         // It took longer than the head of the answer, and the answer's gaps were too long.
         leg.end = leg.start.after(Duration::from_secs(2));
         record.attempts.insert(0, leg);
@@ -589,7 +591,7 @@ mod tests {
         assert_eq!(slot.parts.len(), 128 + 4);
         // As many tenants as there are leave replicas theirs.
         for i in 0..1000 {
-            record.attempts[0].served.replica = format!("r{i}").into();
+            Arc::make_mut(&mut record.attempts[0].served).replica = format!("r{i}").into();
             slot.record(&record, &Judgement::of(&record));
         }
         assert!((0..1000).all(|i| slot.of(Dimension::Replica, &format!("r{i}").into()).is_some()));

@@ -107,7 +107,7 @@ pub(super) fn count_overdue(overdue: &Overdue, families: &Families, now: Stamp) 
     families.requests.overdue.set_all(|[route]| count(route) as f64);
     let mut longest: HashMap<(&str, &str), Duration> = HashMap::new();
     for late in routes.values().flatten().filter(|late| late.waits_for == Some(Missed::Ttft)) {
-        let Some(Served { pool, replica, .. }) = &late.asked else { continue };
+        let Some(Served { pool, replica, .. }) = late.asked.as_deref() else { continue };
         let by = longest.entry((pool, replica)).or_default();
         *by = (*by).max(late.by);
     }

@@ -493,7 +493,7 @@ mod tests {
     /// An answer of the baseline for the canary's model.
     fn of_baseline() -> Record {
         let mut record = Record { requested_model: Some("llama".into()), ..fixture::stream() };
-        record.attempts[0].served.pool = "old".into();
+        Arc::make_mut(&mut record.attempts[0].served).pool = "old".into();
         record
     }
 
