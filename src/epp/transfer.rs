@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 
-use http::{Request, Response};
+use http::Response;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -15,7 +15,7 @@ use crate::error::ReplicaFailure;
 use crate::fleet::replica::Replica;
 use crate::gateway::carrier::{Cargo, Carrier};
 use crate::request::arriving::FedBody;
-use crate::request::pieces::Pieces;
+use crate::upstream::http1::EngineRequest;
 
 /// Envoy, as the line sees it for one request.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub(super) struct Outgoing {
     /// `ip:port` of the chosen replica and of its fallbacks, with commas between.
     pub(super) destination: String,
     /// As the gateway itself would send it.
-    pub(super) request: Request<Pieces>,
+    pub(super) request: EngineRequest,
 }
 
 impl Transfer {

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, StatusCode, header, response};
+use http::{HeaderMap, HeaderValue, StatusCode, header, response};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -27,11 +27,10 @@ use crate::relay::verdict;
 use crate::relay::watch::{Deadline, StreamWatch};
 use crate::request::body_memory::AnswerBudgets;
 use crate::request::dialect::{BodyForm, Dialect};
-use crate::request::pieces::Pieces;
 use crate::upstream::answer_body::AnswerBody;
 use crate::upstream::connect::is_local;
 use crate::upstream::headers;
-use crate::upstream::http1::AskError;
+use crate::upstream::http1::{AskError, EngineRequest};
 use crate::upstream::pool::{CheckoutError, Lease};
 
 /// A request on its way to one replica.
@@ -40,7 +39,7 @@ pub struct UpstreamAttempt {
     /// The chosen replica.
     pub replica: Arc<Replica>,
     /// The request with the upstream framing and headers.
-    pub request: Request<Pieces>,
+    pub request: EngineRequest,
     /// How the response stream is scanned.
     pub shape: StreamShape,
     /// State shared with the watchdog, which enforces the deadlines.

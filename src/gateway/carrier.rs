@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use http::Response;
 use http::request::Parts;
-use http::{Request, Response};
 use smallvec::SmallVec;
 
 use super::{ClientConnection, Gateway, IncomingRequest};
@@ -17,8 +17,8 @@ use crate::error::ReplicaFailure;
 use crate::fleet::replica::Replica;
 use crate::listener::{KillSwitch, Peer};
 use crate::request::arriving::{ArrivingBody, FedBody};
-use crate::request::pieces::Pieces;
 use crate::request::rare::Rare;
+use crate::upstream::http1::EngineRequest;
 
 /// A request with its destination.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub struct Cargo {
     /// Where it may go instead, in this order.
     pub fallbacks: SmallVec<[Arc<Replica>; MAX_FALLBACKS]>,
     /// As the gateway itself would send it.
-    pub request: Request<Pieces>,
+    pub request: EngineRequest,
 }
 
 /// A proxy that carries one request.

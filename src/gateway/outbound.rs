@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use http::{HeaderValue, Request};
+use http::HeaderValue;
 
 use super::attempt::{AttemptError, AttemptTimes, Deadlines, UpstreamAttempt, UpstreamResponse};
 use super::outside;
@@ -30,6 +30,7 @@ use crate::request::pieces::Pieces;
 use crate::request::splice::Edits;
 use crate::request::trace_context::{self, Trace};
 use crate::upstream::headers::{self, Credential, EngineRank, Upstream};
+use crate::upstream::http1::EngineRequest;
 
 /// A request as its attempts see it.
 #[derive(Clone, Copy, Debug)]
@@ -198,7 +199,7 @@ impl Outbound<'_> {
     }
 
     /// The upstream request: framing and headers of the gateway, the prepared body.
-    pub(super) fn request(&self, pick: &Pick, span: u64) -> Request<Pieces> {
+    pub(super) fn request(&self, pick: &Pick, span: u64) -> EngineRequest {
         let Identity { request_id, trace, .. } = self.identity;
         let config = pick.pool.config();
         let credential = match &config.engine_api_key {
@@ -221,10 +222,7 @@ impl Outbound<'_> {
         let prepared = self.prepared;
         let own_id = prepared.table.own_id(self.identity.dialect, &prepared.share.tenant, request_id);
         let id = HeaderValue::from_str(own_id.as_deref().unwrap_or(request_id));
-        let mut request = Request::new(body);
-        *request.method_mut() = parts.method.clone();
-        *request.uri_mut() = target(&pick.replica.identity.endpoint.base_path, &uri);
-        *request.headers_mut() = headers::upstream_request(
+        let fields = headers::upstream_request(
             &headers,
             Upstream {
                 host: &pick.replica.identity.host,
@@ -247,7 +245,8 @@ impl Outbound<'_> {
                 rare: self.incoming.rare,
             },
         );
-        request
+        let uri = target(&pick.replica.identity.endpoint.base_path, &uri);
+        EngineRequest { method: parts.method.clone(), uri, fields, body }
     }
 }
 

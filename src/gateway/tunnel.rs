@@ -31,7 +31,7 @@ use crate::relay::body::ReplyBody;
 use crate::relay::watch::{StreamDeadlines, StreamWatch};
 use crate::relay::ws_frames::{self, Frames};
 use crate::request::trace_context;
-use crate::upstream::headers::{strip_response, switches_to_websocket, write_upgrade};
+use crate::upstream::headers::{strip_response, switches_to_websocket, upgrade};
 use crate::upstream::pool::Lease;
 
 /// Shakes hands with a replica; the response is its own, or our failure.
@@ -110,7 +110,7 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(response::Parts, L
         let mut lease = lease.map_err(|e| no_connection(e, Arc::clone(&replica), timeouts.connect))?;
         connected = Some(clock.now());
         let mut request = Outbound::of(&exchange.incoming, &exchange.prepared, &identity).request(pick, span);
-        write_upgrade(request.headers_mut());
+        request.fields.extend(upgrade());
         let name = Arc::clone(&replica);
         let closed = Failure::Replica(ReplicaFailure::ClosedBeforeHead { replica, closed: Closed::Asked });
         match tokio::time::timeout(timeouts.first_token, lease.connection.ask(request)).await {
@@ -194,7 +194,7 @@ fn open(gateway: &Arc<Gateway>, mut exchange: Exchange, shaken: Shaken) -> Respo
     exchange.guard.head_sent(StatusCode::SWITCHING_PROTOCOLS.as_u16());
     let mut headers = answer.headers;
     strip_response(&mut headers);
-    write_upgrade(&mut headers);
+    headers.extend(upgrade());
     reply::write_own_headers(&mut headers, exchange.guard.record());
     if exchange.prepared.table.config.server.route_info_headers {
         reply::write_route_info(&mut headers, exchange.guard.record());

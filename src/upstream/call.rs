@@ -17,7 +17,6 @@ use super::headers::DATA_PARALLEL_RANK;
 use super::http1::Connection;
 use crate::clock::CATCH_UP;
 use crate::config::{Endpoint, Secret};
-use crate::request::pieces::Pieces;
 
 /// A request to an HTTP API below an endpoint's base path; carries `x-tokenway-probe: 1`.
 #[derive(Clone, Copy, Debug)]
@@ -187,7 +186,7 @@ pub(super) async fn connect(connector: &Connector, endpoint: &Endpoint) -> Resul
 }
 
 async fn ask(open: &mut Connection, request: Request<Bytes>) -> Result<Response<Bytes>, CallError> {
-    let head = open.ask(request.map(Pieces::from)).await.map_err(broken)?;
+    let head = open.ask(request.into()).await.map_err(broken)?;
     let body = open.read_body(MAX_ANSWER).await.map_err(broken)?;
     Ok(Response::from_parts(head, body))
 }

@@ -59,55 +59,53 @@ pub(crate) enum Credential<'a> {
     Replace(&'a Secret),
 }
 
-/// Builds the header list of an upstream request.
-pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> HeaderMap {
-    let mut out = HeaderMap::with_capacity(client.len() + 6);
-    out.insert(header::HOST, ours.host.clone());
+/// The fields of an upstream request. None that passes has the name of one of ours, but for `Via`.
+pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> Vec<(HeaderName, HeaderValue)> {
+    let mut out = Vec::with_capacity(client.len() + 6);
+    out.push((header::HOST, ours.host.clone()));
     let nominated = if ours.rare.has(Rare::CONNECTION) { nominated(client) } else { SmallVec::new() };
     for (name, value) in client {
         let is_priority = *name == X_VLLM_PRIORITY && ours.priority != EnginePriority::Client;
         let is_rank = *name == DATA_PARALLEL_RANK && ours.rank != EngineRank::Client;
         let is_dropped = is_hop_by_hop(name) || nominated.contains(name) || is_priority || is_rank;
         if !is_dropped && !is_rewritten(name, ours.credential) {
-            out.append(name, value.clone());
+            out.push((name.clone(), value.clone()));
         }
     }
     if ours.rare.has(Rare::COOKIE) {
         join_cookies(&mut out);
     }
-    out.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    out.push((header::ACCEPT_ENCODING, HeaderValue::from_static("identity")));
     if let Some(len) = ours.body_len {
-        out.insert(header::CONTENT_LENGTH, HeaderValue::from(len));
+        out.push((header::CONTENT_LENGTH, HeaderValue::from(len)));
     }
-    out.insert(X_REQUEST_ID, ours.request_id.clone());
-    if let Some(value) = ours.traceparent {
-        out.insert(TRACEPARENT, value);
-    }
-    if let Some(value) = ours.tracestate {
-        out.insert(TRACESTATE, value);
-    }
+    out.push((X_REQUEST_ID, ours.request_id.clone()));
+    out.extend(ours.traceparent.map(|value| (TRACEPARENT, value)));
+    out.extend(ours.tracestate.map(|value| (TRACESTATE, value)));
     if let EnginePriority::Ours(priority) = ours.priority {
-        out.insert(X_VLLM_PRIORITY, HeaderValue::from(priority));
+        out.push((X_VLLM_PRIORITY, HeaderValue::from(priority)));
     }
     if let EngineRank::Ours(rank) = ours.rank {
-        out.insert(DATA_PARALLEL_RANK, HeaderValue::from(rank));
+        out.push((DATA_PARALLEL_RANK, HeaderValue::from(rank)));
     }
     if let Credential::Replace(key) = ours.credential
         && let Ok(mut value) = HeaderValue::from_str(&format!("Bearer {}", key.reveal()))
     {
         value.set_sensitive(true);
-        out.insert(header::AUTHORIZATION, value);
+        out.push((header::AUTHORIZATION, value));
     }
-    out.append(header::VIA, ours.via.clone());
+    out.push((header::VIA, ours.via.clone()));
     out
 }
 
 /// HTTP/2 clients may send a cookie in pieces, which HTTP/1.1 has in one line (RFC 9113 §8.2.3).
-fn join_cookies(headers: &mut HeaderMap) {
-    let pieces: Vec<&[u8]> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
+fn join_cookies(fields: &mut Vec<(HeaderName, HeaderValue)>) {
+    let cookies = fields.iter().filter(|(name, _)| *name == header::COOKIE);
+    let pieces: Vec<&[u8]> = cookies.map(|(_, value)| value.as_bytes()).collect();
     let whole = (pieces.len() > 1).then(|| HeaderValue::from_bytes(&pieces.join(&b"; "[..])));
     if let Some(Ok(whole)) = whole {
-        headers.insert(header::COOKIE, whole);
+        fields.retain(|(name, _)| *name != header::COOKIE);
+        fields.push((header::COOKIE, whole));
     }
 }
 
@@ -121,10 +119,10 @@ pub(crate) fn switches_to_websocket(response: &HeaderMap) -> bool {
     is_websocket(response) && items(response, &header::UPGRADE).count() == 1
 }
 
-/// Adds the hop's own fields of a WebSocket handshake, in either direction.
-pub(crate) fn write_upgrade(headers: &mut HeaderMap) {
-    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+/// The hop's own fields of a WebSocket handshake, in either direction.
+pub(crate) fn upgrade() -> [(HeaderName, HeaderValue); 2] {
+    [(header::CONNECTION, "upgrade"), (header::UPGRADE, "websocket")]
+        .map(|(name, value)| (name, HeaderValue::from_static(value)))
 }
 
 /// Removes hop-by-hop and `x-tokenway-*` fields from a replica's response.
@@ -265,6 +263,8 @@ mod tests {
                 rare: Rare::of(client),
             },
         )
+        .into_iter()
+        .collect()
     }
 
     #[test]

@@ -10,7 +10,6 @@ use super::call::{CallError, addressed, broken, connect};
 use super::connect::Connector;
 use super::http1::Connection;
 use crate::config::Endpoint;
-use crate::request::pieces::Pieces;
 
 /// An answer that is being read; dropping it closes its connection.
 #[derive(Debug)]
@@ -33,7 +32,7 @@ pub(crate) async fn open(
     let request = addressed(request, endpoint)?;
     let answer = async {
         let mut open = connect(connector, endpoint).await?;
-        let head = open.ask(request.map(Pieces::from)).await.map_err(broken)?;
+        let head = open.ask(request.into()).await.map_err(broken)?;
         Ok(Answer { status: head.status, open })
     };
     tokio::time::timeout(timeout, answer).await.unwrap_or(Err(CallError::Timeout))

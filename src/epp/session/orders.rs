@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderValue};
-use http::{Request, StatusCode, Uri};
+use http::{StatusCode, Uri};
 
 use super::super::fields::{self, set};
 use super::super::proto::{
@@ -12,6 +12,7 @@ use super::super::proto::{
 use super::super::transfer::{DESTINATION, Outgoing, metadata};
 use super::End;
 use crate::request::pieces::Pieces;
+use crate::upstream::http1::EngineRequest;
 
 /// Sends a request, which came with these fields to this path, to its destination: its head, its body as the gateway would send
 /// it, its trailers. A body that `is_buffered` waits in one message, and its head has been let pass.
@@ -24,12 +25,12 @@ pub(super) fn destination(
 ) -> Vec<ProcessingResponse> {
     let is_buffered = is_buffered && end != End::Head;
     let Outgoing { destination, request } = outgoing;
-    let (head, body) = Request::into_parts(request);
-    let mut changes = fields::changes(before, &head.headers, is_buffered);
+    let EngineRequest { uri, fields: after, body, .. } = request;
+    let mut changes = fields::changes(before, &after.into_iter().collect(), is_buffered);
     if let Ok(value) = HeaderValue::from_str(&destination) {
         set(&mut changes, DESTINATION, std::iter::once(&value));
     }
-    let other_path = head.uri.path_and_query().filter(|other| path.path_and_query() != Some(other));
+    let other_path = uri.path_and_query().filter(|other| path.path_and_query() != Some(other));
     let other_path = other_path.and_then(|other| HeaderValue::from_str(other.as_str()).ok());
     if let Some(other) = &other_path {
         set(&mut changes, ":path", std::iter::once(other));

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Bytes, BytesMut};
-use http::{Method, Request, StatusCode, response};
+use http::{Method, StatusCode, response};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::either::Either;
 use tokio_util::io::poll_read_buf;
@@ -14,8 +14,7 @@ use tokio_util::io::poll_read_buf;
 use super::answer_head;
 use super::error::{AskError, BodyError};
 use super::framing::{self, Decoded, Framing};
-use super::outgoing::Outgoing;
-use crate::request::pieces::Pieces;
+use super::outgoing::{EngineRequest, Outgoing};
 use crate::upstream::socket::Stream;
 
 /// An open connection; dropped it is closed.
@@ -72,8 +71,8 @@ impl Connection {
     ///
     /// # Errors
     /// [`AskError`]
-    pub async fn ask(&mut self, request: Request<Pieces>) -> Result<response::Parts, AskError> {
-        let is_bodiless = request.method() == Method::HEAD;
+    pub async fn ask(&mut self, request: EngineRequest) -> Result<response::Parts, AskError> {
+        let is_bodiless = request.method == Method::HEAD;
         self.outgoing = Outgoing::of(&request);
         (self.keeps_open, self.room) = (false, MIN_READ);
         drop(request);

@@ -12,3 +12,4 @@ mod outgoing;
 
 pub use self::connection::Connection;
 pub use self::error::{AskError, BodyError};
+pub use self::outgoing::EngineRequest;

@@ -4,12 +4,33 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
-use http::Request;
+use bytes::{Buf, Bytes};
+use http::{HeaderName, HeaderValue, Method, Request, Uri};
 use smallvec::SmallVec;
 use tokio::io::AsyncWrite;
 
 use crate::request::pieces::Pieces;
+
+/// A request as an engine gets it.
+#[derive(Debug, Default)]
+pub struct EngineRequest {
+    /// Its method.
+    pub method: Method,
+    /// Path and query of it are sent.
+    pub uri: Uri,
+    /// A list: they are written once, and none is looked up.
+    pub fields: Vec<(HeaderName, HeaderValue)>,
+    /// Written in as few calls as it has room for.
+    pub body: Pieces,
+}
+
+impl From<Request<Bytes>> for EngineRequest {
+    fn from(request: Request<Bytes>) -> Self {
+        let (head, body) = request.into_parts();
+        let fields = head.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+        Self { method: head.method, uri: head.uri, fields, body: body.into() }
+    }
+}
 
 /// What is not written yet.
 #[derive(Debug, Default)]
@@ -21,11 +42,10 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    pub(super) fn of(request: &Request<Pieces>) -> Self {
-        let body = request.body();
+    pub(super) fn of(request: &EngineRequest) -> Self {
         let mut left = SmallVec::new();
         left.push(head(request));
-        left.extend(body.iter().filter(|piece| !piece.is_empty()).cloned());
+        left.extend(request.body.iter().filter(|piece| !piece.is_empty()).cloned());
         Self { left, next: 0, has_begun: false }
     }
 
@@ -75,21 +95,20 @@ impl Outgoing {
     }
 }
 
-fn head(request: &Request<Pieces>) -> Bytes {
-    let mut head = BytesMut::with_capacity(USUAL_HEAD);
-    let target = request.uri().path_and_query().map_or("/", |target| target.as_str());
-    for part in [request.method().as_str(), " ", target, " HTTP/1.1\r\n"] {
-        head.put_slice(part.as_bytes());
+fn head(request: &EngineRequest) -> Bytes {
+    let mut head = Vec::with_capacity(USUAL_HEAD);
+    let target = request.uri.path_and_query().map_or("/", |target| target.as_str());
+    for part in [request.method.as_str(), " ", target, " HTTP/1.1\r\n"] {
+        head.extend_from_slice(part.as_bytes());
     }
-    for (name, value) in request.headers() {
-        head.reserve(name.as_str().len() + value.len() + 4);
-        head.put_slice(name.as_str().as_bytes());
-        head.put_slice(b": ");
-        head.put_slice(value.as_bytes());
-        head.put_slice(b"\r\n");
+    for (name, value) in &request.fields {
+        head.extend_from_slice(name.as_str().as_bytes());
+        head.extend_from_slice(b": ");
+        head.extend_from_slice(value.as_bytes());
+        head.extend_from_slice(b"\r\n");
     }
-    head.put_slice(b"\r\n");
-    head.freeze()
+    head.extend_from_slice(b"\r\n");
+    head.into()
 }
 
 /// Bytes of a head that are written without growing.
