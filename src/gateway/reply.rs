@@ -194,7 +194,6 @@ fn relay(
         if let Some(replica) = &redirecting {
             redirect_through(&mut headers, replica, &server.root_path);
         }
-        headers.reserve(OWN_HEADERS);
         write_own_headers(&mut headers, record);
         if server.route_info_headers {
             write_route_info(&mut headers, record);
@@ -485,8 +484,6 @@ fn server_timing(record: &Record) -> Vec<u8> {
 
 /// Bytes of `why` in the decision's header: names of replicas may be long.
 const MAX_WHY: usize = 256;
-/// Upper bound of the headers added to a response.
-const OWN_HEADERS: usize = 9;
 const X_TOKENWAY_REPLICA: HeaderName = HeaderName::from_static("x-tokenway-replica");
 const X_TOKENWAY_REVISION: HeaderName = HeaderName::from_static("x-tokenway-revision");
 const X_TOKENWAY_DECISION: HeaderName = HeaderName::from_static("x-tokenway-decision");

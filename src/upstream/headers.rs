@@ -231,6 +231,8 @@ pub(super) fn items<'h>(headers: &'h HeaderMap, name: &HeaderName) -> impl Itera
     lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b',')).map(<[u8]>::trim_ascii)
 }
 
+/// Fields that the gateway adds to an answer, at most.
+pub(crate) const ADDED: usize = 9;
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// vLLM's, of the request's priority.
 pub(crate) const X_VLLM_PRIORITY: HeaderName = HeaderName::from_static("x-vllm-priority");

@@ -12,6 +12,10 @@ use crate::upstream::headers;
 
 /// Takes a head out of what was read; `None` while it is not all there.
 pub(super) fn take(read: &mut BytesMut) -> Result<Option<response::Parts>, AskError> {
+    if read.is_empty() {
+        // An engine takes its time: a request is polled more often than its answer comes.
+        return Ok(None);
+    }
     let mut fields = [const { MaybeUninit::uninit() }; MAX_FIELDS];
     let mut parsed = httparse::Response::new(&mut []);
     let config = httparse::ParserConfig::default();
@@ -32,8 +36,8 @@ pub(super) fn take(read: &mut BytesMut) -> Result<Option<response::Parts>, AskEr
         places.push((name, from, field.value.len()));
     }
     let bytes: Bytes = read.split_to(len).freeze();
-    let mut headers = HeaderMap::with_capacity(places.len());
-    for (name, from, len) in places {
+    let mut headers = HeaderMap::with_capacity(places.len() + headers::ADDED);
+    for (name, from, len) in places.drain(..) {
         let value = HeaderValue::from_maybe_shared(bytes.slice(from..from + len));
         headers.append(name, value.map_err(|_| AskError::InvalidHead)?);
     }

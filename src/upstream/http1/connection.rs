@@ -114,9 +114,7 @@ impl Connection {
     /// The next bytes of the answer's body; `None` at its end. What is left of the request is written meanwhile.
     #[inline]
     pub fn poll_body(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
-        if !self.outgoing.is_done() {
-            self.drive_request(cx);
-        }
+        self.drive_request(cx);
         loop {
             match self.framing.decode(&mut self.read) {
                 Ok(Decoded::Data(data)) => return Poll::Ready(Some(Ok(data))),
@@ -167,7 +165,8 @@ impl Connection {
     }
 
     fn drive_request(&mut self, cx: &mut Context<'_>) {
-        if !self.is_write_closed
+        if !self.outgoing.is_done()
+            && !self.is_write_closed
             && let Poll::Ready(Err(_)) = self.outgoing.poll_write(&mut self.stream, cx)
         {
             // An engine that refuses a request by its head answers and closes; the answer counts (RFC 9112 §9.5).
