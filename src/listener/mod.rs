@@ -342,7 +342,7 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
     loop {
         let mut interruption =
             IndependentlyWoken::new(interruption(&serving, &phase, &kill, &go_on, announced));
-        let happened = poll_fn(|cx| match connection.poll(cx) {
+        let happened = poll_fn(|cx| match connection.poll(cx, || phase.is_polled()) {
             Poll::Ready(ended) => {
                 let _ = ended.inspect_err(|error| mishaps::note_flood(&**error, address));
                 Poll::Ready(Interruption::End)

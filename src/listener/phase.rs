@@ -60,6 +60,8 @@ pub(super) struct ConnectionPhase {
     pipelined: Notify,
     /// The next flush looks whether the client is still there.
     looks: AtomicBool,
+    /// Polls so far, where it speaks HTTP/1.
+    polls: AtomicU64,
     panics: IntCounter,
     /// What became of it after a 101.
     tunnel: OnceLock<Tunnel>,
@@ -85,6 +87,7 @@ impl ConnectionPhase {
             is_cut: AtomicBool::new(false),
             pipelined: Notify::new(),
             looks: AtomicBool::new(false),
+            polls: AtomicU64::new(0),
             panics,
             tunnel: OnceLock::new(),
         }
@@ -93,6 +96,11 @@ impl ConnectionPhase {
     /// The tunnel that the connection became.
     pub(super) fn tunnel(&self) -> Option<&Tunnel> {
         self.tunnel.get()
+    }
+
+    /// Its task polls it once more.
+    pub(super) fn is_polled(&self) {
+        self.polls.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A head is complete: the connection is busy until the guard is dropped.
@@ -287,6 +295,8 @@ pub(super) struct BusyBody<B> {
     is_left_out: bool,
     busy: Busy,
     taking: Option<Arc<Taking>>,
+    /// The poll of its connection in which it had nothing.
+    idle_in: Option<u64>,
     end: EndGuard,
 }
 
@@ -300,7 +310,7 @@ impl<B> BusyBody<B> {
         end: EndGuard,
     ) -> Self {
         taking.iter().for_each(|taking| taking.begins());
-        Self { body, is_left_out, busy, taking, end }
+        Self { body, is_left_out, busy, taking, idle_in: None, end }
     }
 }
 
@@ -316,6 +326,12 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, BodyError>>> {
         let this = self.get_mut();
+        // Behind a flush hyper asks again: a body that had nothing has nothing until it is woken, which is another poll. Over HTTP/2
+        // polls are those of the stream's task.
+        let poll = this.taking.is_none().then(|| this.busy.phase.polls.load(Ordering::Relaxed));
+        if poll.is_some() && this.idle_in == poll {
+            return Poll::Pending;
+        }
         let polled = match caught(|| Pin::new(&mut this.body).poll_frame(cx)) {
             Ok(polled) => polled,
             Err(panicked) => {
@@ -327,7 +343,10 @@ where
             taking.asked(polled.is_ready());
         }
         let is_last = match &polled {
-            Poll::Pending => return Poll::Pending,
+            Poll::Pending => {
+                this.idle_in = poll;
+                return Poll::Pending;
+            }
             Poll::Ready(None) => true,
             Poll::Ready(Some(frame)) => frame.is_ok() && this.body.is_end_stream(),
         };

@@ -45,12 +45,14 @@ impl<F: Future> PolledAgain<Pin<&mut F>> {
         self.future.as_mut()
     }
 
-    pub(super) fn poll(&mut self, cx: &Context<'_>) -> Poll<F::Output> {
+    /// `begins` is called before each poll of the future.
+    pub(super) fn poll(&mut self, cx: &Context<'_>, begins: impl Fn()) -> Poll<F::Output> {
         self.wakes.task.register(cx.waker());
         let mut own = Context::from_waker(&self.waker);
         for _ in 0..MAX_POLLS {
             // What was written before a wake that this takes is seen by the poll.
             self.wakes.flags.swap(POLLING, Ordering::AcqRel);
+            begins();
             if let Poll::Ready(output) = self.future.as_mut().poll(&mut own) {
                 return Poll::Ready(output);
             }
@@ -99,7 +101,7 @@ mod tests {
         let mut again = PolledAgain::new(future);
         poll_fn(|cx| {
             outer.fetch_add(1, Ordering::Relaxed);
-            again.poll(cx)
+            again.poll(cx, || {})
         })
         .await;
         (inner.into_inner(), outer.into_inner())
@@ -115,6 +117,6 @@ mod tests {
     async fn wake_ups_from_without_reach_the_task() {
         let sleep = pin!(tokio::time::sleep(Duration::from_secs(5)));
         let mut again = PolledAgain::new(sleep);
-        poll_fn(|cx| again.poll(cx)).await;
+        poll_fn(|cx| again.poll(cx, || {})).await;
     }
 }

@@ -59,3 +59,37 @@ async fn a_head_that_began_behind_a_request_is_due_from_its_answer() {
     drop(busy);
     assert!(is_due_in(&phase, 10).await, "no idle time");
 }
+
+/// A body that never has anything, and how often it was asked.
+struct Idle(u32);
+
+impl Body for Idle {
+    type Data = bytes::Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        self.0 += 1;
+        Poll::Pending
+    }
+}
+
+#[test]
+fn a_body_that_has_nothing_is_asked_once_in_a_poll_of_its_connection() {
+    for (taking, expected) in [(None, 2), (Some(Arc::default()), 4)] {
+        let phase = Arc::new(begun());
+        let busy = ConnectionPhase::request(&phase);
+        let mut body = BusyBody::new(Idle(0), false, busy, taking, EndGuard::default());
+        for _ in 0..2 {
+            phase.is_polled();
+            for _ in 0..2 {
+                let asked =
+                    Pin::new(&mut body).poll_frame(&mut Context::from_waker(std::task::Waker::noop()));
+                assert!(asked.is_pending());
+            }
+        }
+        assert_eq!(body.body.0, expected, "over HTTP/2 the stream's task asks");
+    }
+}
