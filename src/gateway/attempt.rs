@@ -183,13 +183,13 @@ impl UpstreamAttempt {
     /// # Errors
     /// [`AttemptError`]; [`ReplicaFailure::is_unsent`] says whether the replica may have started.
     pub async fn send(&mut self, times: &mut AttemptTimes) -> Result<UpstreamResponse, AttemptError> {
-        let (watch, replica) = (Arc::clone(&self.watch), self.replica.name());
+        let (watch, replica) = (Arc::clone(&self.watch), Arc::clone(&self.replica));
         // Both arms are cancel-safe: a dropped exchange closes its connection. The watchdog keeps the deadlines, because a
         // timer per request would cost more than all its clock reads.
         tokio::select! {
             biased;
             answer = self.exchange(times) => answer,
-            expiry = poll_fn(|cx| watch.poll_expiry(cx)) => match watch.failure(expiry, replica) {
+            expiry = poll_fn(|cx| watch.poll_expiry(cx)) => match watch.failure(expiry, replica.name()) {
                 Failure::Replica(failure) => Err(failed(failure)),
                 overdue => Err(AttemptError::Overdue(overdue)),
             },
@@ -383,10 +383,10 @@ impl UpstreamAttempt {
     /// The failure of a response that another replica should be tried for: 502, 503, 504, the message of an engine that is dead or
     /// shutting down under 500 or a status of success, and what is no answer. Any other 500 and any other error is relayed.
     fn retriable(&self, answer: &BufferedResponse) -> Option<ReplicaFailure> {
-        let (replica, status, dialect) = (self.replica.name(), answer.head.status, self.shape.dialect);
+        let (replica, status, dialect) = (|| self.replica.name(), answer.head.status, self.shape.dialect);
         let error = match status {
             StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
-                return Some(ReplicaFailure::Status { replica, status: status.as_u16() });
+                return Some(ReplicaFailure::Status { replica: replica(), status: status.as_u16() });
             }
             StatusCode::INTERNAL_SERVER_ERROR => answer.facts(dialect).error,
             _ if self.owes_answer && verdict::is_no_answer(dialect, status, answer.body.is_empty()) => {
@@ -394,11 +394,11 @@ impl UpstreamAttempt {
                     StatusCode::OK => "nothing".into(),
                     other => other.to_string().into(),
                 };
-                return Some(ReplicaFailure::NotAnAnswer { replica, content_type });
+                return Some(ReplicaFailure::NotAnAnswer { replica: replica(), content_type });
             }
             _ => answer.error_under_success(dialect, self.owes_answer),
         };
-        error?.of_engine(&replica)
+        error?.of_engine(&replica())
     }
 }
 

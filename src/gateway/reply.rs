@@ -45,9 +45,10 @@ use crate::upstream::headers::{X_REQUEST_ID, redirect_through, strip_length, str
 /// Runs an exchange and builds its response; with a heartbeat the head may be sent before the engine answers.
 pub async fn respond(mut exchange: Box<Exchange>) -> Response<ReplyBody> {
     let (clock, prepared) = (exchange.gateway().clock, &exchange.prepared);
-    let heartbeat = prepared.table.config.server.heartbeat.into_iter().chain(prepared.cold_heartbeat()).min();
-    let heartbeat = heartbeat.filter(|_| prepared.is_stream && prepared.carrier.is_none());
-    let Some(every) = heartbeat else {
+    let configured = prepared.table.config.server.heartbeat;
+    let heartbeat = || configured.into_iter().chain(prepared.cold_heartbeat()).min();
+    let may_beat = prepared.is_stream && prepared.carrier.is_none();
+    let Some(every) = may_beat.then(heartbeat).flatten() else {
         return response(exchange.run().await);
     };
     // The record moves into the exchange: an early head carries the stages reached so far.

@@ -294,12 +294,12 @@ impl Observer {
         charge: Option<EngineCharge>,
     ) {
         let (series, is_tail) = self.windows.record(record).unzip();
-        let seen = Seen {
+        let seen = || Seen {
             is_tail: is_tail.unwrap_or_default(),
             is_drifting: self.taps.iter().any(|tap| tap.wants_trace(record)),
             is_canary: self.taps.iter().any(|tap| tap.is_canary(record)),
         };
-        let keep = self.settled.spans.as_ref().is_some_and(|spans| spans.keeps(record, judgement, seen));
+        let keep = self.settled.spans.as_ref().is_some_and(|spans| spans.keeps(record, judgement, seen()));
         // Before anything can correct it.
         self.settled.history.record(record, judgement);
         let waits =

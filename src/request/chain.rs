@@ -111,7 +111,7 @@ impl<'s> ChainBuilder<'s> {
         let model = xxh3_64_with_seed(root.model.as_bytes(), seed.seed);
         let salted = xxh3_64_with_seed(root.cache_salt.as_bytes(), model);
         let last = xxh3_64_with_seed(&[root.template], salted);
-        let hashes = Vec::with_capacity((bytes / FINE_BLOCK + 1).min(FINE_BLOCKS));
+        let hashes = Vec::with_capacity((bytes / FINE_BLOCK).min(FINE_BLOCKS));
         let chain = PrefixChain { hashes, ..PrefixChain::default() };
         Self { seed, chain, last, partial: SmallVec::new() }
     }

@@ -388,7 +388,7 @@ fn plain_len(bytes: &[u8]) -> usize {
 }
 
 /// The same where it ends within a few words or the text does; else how many bytes were looked at.
-#[inline]
+#[inline(always)] // called for every string: most are keys, which end in their first or second word
 fn short_len(bytes: &[u8]) -> Result<usize, usize> {
     let mut at = 0;
     while let Some(word) = bytes.get(at..).and_then(<[u8]>::first_chunk) {
