@@ -62,6 +62,9 @@ pub enum ReplicaFailure {
     /// The answer was whole and had no content, where another replica's answer to the same prompt has some.
     #[error("replica {replica} answered with no text what another answered with some")]
     EmptyAnswer { replica: Arc<str> },
+    /// The answer was a refusal of the request as wrong, which another replica of the pool answered.
+    #[error("replica {replica} refused with {status} a request that another answered")]
+    RefusedAlone { replica: Arc<str>, status: u16 },
     /// The response head cannot be relayed: its framing has two readings, or it switches protocols.
     #[error("replica {replica} {what}")]
     InvalidHead { replica: Arc<str>, what: &'static str },
@@ -143,6 +146,7 @@ impl ReplicaFailure {
             Self::NotAnAnswer { .. } | Self::NotAStream { .. } => "not_an_answer",
             Self::Silent { .. } => "silent",
             Self::EmptyAnswer { .. } => "empty_answer",
+            Self::RefusedAlone { .. } => "refused_alone",
             Self::InvalidHead { .. } => "invalid_head",
             Self::Bypassed { .. } => "bypassed",
             Self::NoFreeConnection { .. } => "no_free_connection",

@@ -102,13 +102,26 @@ impl Pick {
         }
     }
 
-    /// A whole answer without content came. Whether its replica gives more of them than its pool's others, or is on trial.
-    pub fn empty(&self) -> bool {
+    /// An answer came that may be its prompt's doing: without content, or a refusal of the request as wrong. Whether its replica gives
+    /// more of them than its pool's others, or is on trial.
+    pub fn doubtful(&self) -> bool {
         let answers = &self.replica.health.answers;
-        answers.empty(self.request);
-        let own = answers.empty_rate().unwrap_or_default();
-        let usual = self.usual_of_peers(|other| other.health.answers.empty_rate());
+        answers.doubtful(self.request);
+        let own = answers.doubtful_rate().unwrap_or_default();
+        let usual = self.usual_of_peers(|other| other.health.answers.doubtful_rate());
         usual.is_some_and(|usual| fails_alone(own, usual, answers.is_on_trial()))
+    }
+
+    /// Another replica answered the same prompt alike.
+    pub fn confirmed(&self) {
+        self.replica.health.answers.confirmed();
+    }
+
+    /// Its replica refused as wrong what another one of its pool answered. A client or conversation counts once: `client` distinguishes
+    /// it from others, else the request does.
+    pub fn refused_alone(&self, client: Option<u64>, now: Stamp) {
+        self.replica.health.answers.refused_alone(client.unwrap_or(self.request), now);
+        self.publish_beside_peers(now);
     }
 
     /// A stream that a proxy carries ended, whole or half way. Where its client leaves the proxy does the same as where its replica breaks:
@@ -194,18 +207,23 @@ impl Pick {
 
     /// Counts a failure against the replica; returns whether its failures prove it sick.
     fn count_failure(&self, now: Stamp) -> bool {
-        let (replica, answers) = (&self.replica, &self.replica.health.answers);
+        let answers = &self.replica.health.answers;
         let is_on_trial = answers.is_on_trial();
         answers.failed(self.request, now);
-        let usual = self.usual_of_peers(|other| other.health.answers.demotion_rate(now));
-        replica.health.beside(usual.unwrap_or_default());
-        replica.member().publish(now);
+        self.publish_beside_peers(now);
         let rate = answers.failure_rate(now).unwrap_or_default();
         match self.usual_of_peers(|other| other.health.answers.failure_rate(now)) {
             Some(peers) => fails_alone(rate, peers, is_on_trial),
             // Those on trial are soon peers again.
             None => !self.has_peer_on_trial() && fails_alone(rate, 0.0, is_on_trial),
         }
+    }
+
+    /// Publishes what its replica's evidence is worth beside that of its peers now.
+    fn publish_beside_peers(&self, now: Stamp) {
+        let usual = self.usual_of_peers(|other| other.health.answers.demotion_rate(now));
+        self.replica.health.beside(usual.unwrap_or_default());
+        self.replica.member().publish(now);
     }
 
     /// What is usual of a figure among the pool's other replicas; those on trial have too few answers to show it.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::apart;
-use super::asking::{PickContext, Tried};
+use super::asking::Tried;
 use super::attempt::{AttemptError, UpstreamResponse};
 use super::degrade::{self, degrade, rules};
 use super::hedge::{self, Flown};
@@ -34,7 +34,7 @@ pub type Answered = (UpstreamResponse, ActiveAttempt);
 /// What an attempt came to.
 type Attempted = Result<Answered, (AttemptError, ActiveAttempt)>;
 
-/// An empty answer that waits for another replica's.
+/// An answer that waits for another replica's.
 #[derive(Debug)]
 pub(super) struct Doubted {
     pub(super) answered: Answered,
@@ -189,12 +189,12 @@ impl Exchange {
         }
     }
 
-    /// Asks another replica for what the first one answered with nothing; who would have to wait for one keeps that.
+    /// Asks another replica of its pool for what may be the prompt's doing; who would have to wait for one keeps what the first answered.
     async fn second(&mut self, doubted: Box<Doubted>) -> Answered {
-        // By one leg: it is sent as it is.
-        let context = PickContext { may_go_apart: false, ..self.waits.pick_context(&self.tried) };
-        let picked = picker::pick(&self.incoming.gateway, &self.prepared, context);
-        let Some(PickOutcome::Take(pick)) = picked else { return self.keep(*doubted) };
+        let pool = &doubted.pick().pool;
+        let Some(pick) = picker::another(&self.incoming.gateway, &self.prepared, pool, &self.tried) else {
+            return self.keep(*doubted);
+        };
         // Boxed: rare, and its state would be part of every request's future.
         match Box::pin(self.attempt(pick)).await {
             Ok(second) => self.settle(*doubted, second),
@@ -461,6 +461,7 @@ impl Exchange {
     ) -> Result<Answered, Box<Doubted>> {
         if blamed.is_some() {
             self.guard.settle(Outcome::Failed, Some("replica_error"));
+            return Ok(answered);
         }
         self.trust(answered)
     }

@@ -34,11 +34,12 @@ struct Recent {
     is_known: bool,
     failures_in_a_row: u32,
     refusals_in_a_row: u32,
-    /// Answers without content as a fraction of all, exponentially weighted by answer.
-    empty_rate: f64,
+    /// Answers that may be their prompts' doing (no content, or a refusal of the request as wrong) as a fraction of all,
+    /// exponentially weighted by answer.
+    doubtful_rate: f64,
     has_answered: bool,
     /// The prompt that was answered so last.
-    last_empty: Option<u64>,
+    last_doubtful: Option<u64>,
     /// Carried streams that ended half way as a fraction of all, exponentially weighted by end.
     cut_rate: f64,
     /// Of the last one that counted.
@@ -57,7 +58,7 @@ impl Answers {
         {
             let mut recent = self.recent.lock();
             recent.note(now, 0.0);
-            recent.note_empty(0.0);
+            recent.note_doubtful(0.0);
             recent.failures_in_a_row = 0;
             recent.refusals_in_a_row = 0;
         }
@@ -71,18 +72,25 @@ impl Answers {
         next == 0
     }
 
-    /// A whole answer without content came to this prompt. One prompt alone means little: it may ask for nothing.
-    pub(crate) fn empty(&self, prompt: u64) {
+    /// An answer without content came to this prompt, or a refusal of it as wrong. One prompt alone means little: it may ask for
+    /// nothing, or for what no replica grants.
+    pub(crate) fn doubtful(&self, prompt: u64) {
         let mut recent = self.recent.lock();
-        if recent.last_empty.replace(prompt) != Some(prompt) {
-            recent.note_empty(1.0);
+        if recent.last_doubtful.replace(prompt) != Some(prompt) {
+            recent.note_doubtful(1.0);
         }
     }
 
-    /// Fraction of answers without content; `None` where it has not answered at all.
-    pub(crate) fn empty_rate(&self) -> Option<f64> {
+    /// Another replica answered one of those prompts alike: what came of the others says as little. Clients whose requests stay
+    /// together here would else have each of them asked twice.
+    pub(crate) fn confirmed(&self) {
+        self.recent.lock().doubtful_rate = 0.0;
+    }
+
+    /// Fraction of answers that may be their prompts' doing; `None` where it has not answered at all.
+    pub(crate) fn doubtful_rate(&self) -> Option<f64> {
         let recent = *self.recent.lock();
-        recent.has_answered.then_some(recent.empty_rate)
+        recent.has_answered.then_some(recent.doubtful_rate)
     }
 
     /// A carried stream that began at `begin` ended, half way or whole; whether that counts. Streams that run at once may end at once, with
@@ -107,13 +115,25 @@ impl Answers {
     pub(crate) fn failed(&self, prompt: u64, now: Stamp) -> u32 {
         let in_a_row = {
             let mut recent = self.recent.lock();
-            recent.failed(prompt, now);
+            for _ in 0..recent.counted(prompt, now) {
+                recent.note(now, 1.0);
+                recent.failures_in_a_row += 1;
+            }
             recent.failures_in_a_row
         };
         if in_a_row > 0 {
             self.back_off(now, in_a_row);
         }
         in_a_row
+    }
+
+    /// It refused as wrong what another replica answered, to this client as far as clients are known. It lowers the share alone:
+    /// others have what they ask for there.
+    pub(crate) fn refused_alone(&self, client: u64, now: Stamp) {
+        let mut recent = self.recent.lock();
+        for _ in 0..recent.counted(client, now) {
+            recent.note_share(now, 1.0);
+        }
     }
 
     /// It refused a request at once (a full queue), which is no failure while its streams move. From the second in a row on it gets
@@ -123,7 +143,7 @@ impl Answers {
             let mut recent = self.recent.lock();
             recent.refusals_in_a_row += 1;
             if recent.refusals_in_a_row > 1 {
-                recent.note_refusal(now);
+                recent.note_share(now, 1.0);
             }
             recent.refusals_in_a_row
         };
@@ -225,34 +245,27 @@ impl Answers {
 }
 
 impl Recent {
-    fn failed(&mut self, prompt: u64, now: Stamp) {
+    /// How many failures count now that this prompt has failed: none before another one has, then both.
+    fn counted(&mut self, prompt: u64, now: Stamp) -> u32 {
         let before = self.last_failed.replace((prompt, now));
         match before.filter(|(_, at)| now.since(*at) < RATE_FADES_IN) {
-            Some((before, _)) if before == prompt => {}
-            Some(_) => {
-                for _ in 0..=u32::from(std::mem::take(&mut self.is_withheld)) {
-                    self.note(now, 1.0);
-                    self.failures_in_a_row += 1;
-                }
+            Some((before, _)) if before == prompt => 0,
+            Some(_) => 1 + u32::from(std::mem::take(&mut self.is_withheld)),
+            None => {
+                self.is_withheld = true;
+                0
             }
-            None => self.is_withheld = true,
         }
     }
 
     fn note(&mut self, now: Stamp, failure: f64) {
-        let rate = self.rate_at(now);
-        self.note_demotion(now, failure);
-        self.rate = rate + LEARNED * (failure - rate);
+        self.note_share(now, failure);
+        self.rate += LEARNED * (failure - self.rate);
     }
 
-    /// A refusal lowers the share alone.
-    fn note_refusal(&mut self, now: Stamp) {
+    /// What lowers the share alone.
+    fn note_share(&mut self, now: Stamp, failure: f64) {
         self.rate = self.rate_at(now);
-        self.note_demotion(now, 1.0);
-    }
-
-    /// Of `rate` the caller has taken what it has faded to.
-    fn note_demotion(&mut self, now: Stamp, failure: f64) {
         let demotion = self.demotion_rate_at(now);
         self.demotion_rate = demotion + LEARNED * (failure - demotion);
         self.shared_rate = (1.0 - LEARNED) * self.demotion_faded(self.shared_rate, now);
@@ -260,8 +273,8 @@ impl Recent {
         self.is_known = true;
     }
 
-    fn note_empty(&mut self, empty: f64) {
-        self.empty_rate += LEARNED * (empty - self.empty_rate);
+    fn note_doubtful(&mut self, doubtful: f64) {
+        self.doubtful_rate += LEARNED * (doubtful - self.doubtful_rate);
         self.has_answered = true;
     }
 
@@ -342,6 +355,21 @@ mod tests {
         for minute in 0..5 {
             assert_eq!(rare.failed(minute, at(minute * 61_000)), 0, "not within a minute");
         }
+    }
+
+    #[test]
+    fn what_it_alone_refuses_costs_share_from_the_second_client_on_and_never_ejects() {
+        let answers = Answers::default();
+        answers.good(at(0));
+        for n in 0..20 {
+            answers.refused_alone(7, at(n));
+        }
+        assert_eq!(answers.demotion_rate(at(20)), Some(0.0), "one conversation");
+        for client in 8..20 {
+            answers.refused_alone(client, at(20));
+        }
+        assert!(answers.demotion_rate(at(20)).unwrap() > 0.5 && takes(&answers, 20, 0));
+        assert_eq!(answers.failure_rate(at(20)), Some(0.0));
     }
 
     #[test]

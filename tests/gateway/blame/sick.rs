@@ -523,3 +523,28 @@ async fn impatient_clients_of_a_replica_that_works_speak_against_nobody() {
     drop(stream);
     gateway.idle().await;
 }
+
+const REFUSAL: &str = r#"{"error":{"message":"\"auto\" tool choice requires --enable-auto-tool-choice","type":"BadRequestError","code":400}}"#;
+
+#[tokio::test]
+async fn a_replica_that_refuses_what_others_answer_is_left_and_clients_get_those_answers() {
+    for policy in [PolicyName::RoundRobin, PolicyName::Latency] {
+        let (gateway, replicas) = four(policy).await;
+        assert_eq!(failed(&gateway, 0..40).await, 0);
+        replicas[0].always(wire::json(400, REFUSAL));
+        let before = replicas[0].count();
+        let failed = failed(&gateway, 40..200).await;
+        let seen = replicas[0].count() - before;
+        assert!(failed <= 3 && seen <= 16, "{policy:?}: {failed} refused, {seen} went there");
+        let of = |replica: &Replica| {
+            gateway.replicas().into_iter().find(|one| *one.replica == *replica.name()).unwrap()
+        };
+        let sick = of(&replicas[0]);
+        assert_eq!((sick.state, sick.failure_ratio), (ReplicaState::Ready, 0.0), "{policy:?}");
+        assert!(replicas[1..].iter().all(|other| of(other).traffic_share == 1.0));
+        let page = gateway.page();
+        let is_retried = page.contains(r#"tokenway_retries_total{reason="refused_alone"}"#);
+        assert!((is_retried && sick.traffic_share < 0.5) || seen < 4, "{policy:?}: {sick:?}\n{page}");
+        gateway.idle().await;
+    }
+}

@@ -197,3 +197,59 @@ async fn a_share_of_zero_ejects_nobody_and_a_small_one_still_one() {
         gateway.idle().await;
     }
 }
+
+/// A client that asks for what no replica grants, where all of its requests go to one.
+#[tokio::test]
+async fn a_client_whose_wrong_requests_stay_together_costs_its_replica_nothing() {
+    let (gateway, replicas) = four(PolicyName::Session).await;
+    for replica in &replicas {
+        replica.answers(|request| match request.text().contains("wrong") {
+            true => wire::json(400, "{}"),
+            false => wire::chat_stream(&["a"]),
+        });
+    }
+    for n in 0..40 {
+        assert_eq!(turn(&gateway, &format!("{n}"), &format!("fine {n}")).await, 200);
+    }
+    for n in 0..120 {
+        assert_eq!(turn(&gateway, "theirs", &format!("wrong {n}")).await, 400);
+        assert_eq!(turn(&gateway, &format!("{n}"), &format!("fine {n}")).await, 200);
+    }
+    let is_kept = |one: &ReplicaStatus| one.state == ReplicaState::Ready && one.traffic_share == 1.0;
+    assert!(gateway.replicas().iter().all(is_kept), "{:?}", gateway.replicas());
+    let seen: usize = replicas.iter().map(Replica::count).sum();
+    assert!(seen <= 280 + 120 / 3, "{seen}: few are asked twice");
+    assert!(!gateway.page().contains("refused_alone"));
+    gateway.idle().await;
+}
+
+/// One client's requests that its replica alone refuses: an image that only that one cannot fetch.
+#[tokio::test]
+async fn one_conversation_that_a_replica_alone_refuses_costs_it_nothing() {
+    let (replicas, mut config) = config::fresh::<4>().await;
+    config.routes[0].policy = PolicyName::Session;
+    config.retry.min_per_second = 100;
+    let gateway = Gateway::start(config).await;
+    for n in 0..40 {
+        turn(&gateway, &format!("{n}"), &format!("fine {n}")).await;
+    }
+    for replica in &replicas {
+        let name = replica.name();
+        replica.answers(move |request| match request.text().contains(&format!("not at {name}.")) {
+            true => wire::json(400, "{}"),
+            false => wire::chat_stream(&["a"]),
+        });
+    }
+    let before = replicas.each_ref().map(Replica::count);
+    turn(&gateway, "theirs", "whose is it?").await;
+    let home = replicas.iter().zip(before).find(|(replica, before)| replica.count() > *before).unwrap().0;
+    let mut answered = 0;
+    for n in 0..40 {
+        let status = turn(&gateway, "theirs", &format!("{n}, not at {}.", home.name())).await;
+        answered += usize::from(status == 200);
+    }
+    assert!(answered > 30, "{answered} of 40 had the answer of another");
+    let status = of(&gateway, home);
+    assert_eq!((status.state, status.traffic_share), (ReplicaState::Ready, 1.0), "{status:?}");
+    gateway.idle().await;
+}
