@@ -1,7 +1,7 @@
 //! Requests in flight that have already missed a bound of their SLO. Their records count only at the end.
 //!
-//! Requests to a hung engine do not end while their clients wait. The page and `/api/v1/slo` count them as misses at once, and
-//! `tokenway_requests_overdue` those that still wait for what is past its bound.
+//! Requests to a hung engine do not end while their clients wait, and streams that decode too slowly last the longer. The page and
+//! `/api/v1/slo` count them as misses at once, and `tokenway_requests_overdue` those that still wait for what is past its bound.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use parking_lot::Mutex;
 use super::slo::Missed;
 use crate::clock::Stamp;
 use crate::labels::LabelHasher;
-use crate::record::{Record, Served};
+use crate::record::{Gaps, Record, Served};
 use crate::request::class::Class;
 use crate::stage::Stage;
 
-/// Requests in flight that have a bound on their first token or their duration.
+/// Requests in flight that have a bound on their first token, their pace or their duration.
 #[derive(Debug, Default)]
 pub struct Overdue {
     // By number of the request; shards keep the workers apart.
@@ -32,8 +32,9 @@ impl Overdue {
     pub(super) fn watch(&self, record: &Record) -> Option<BoundGuard> {
         let since = record.at.read?;
         let ttft = record.slo.ttft.filter(|_| record.is_stream).map(|bound| since.after(bound));
+        let tpot = record.slo.tpot.filter(|_| record.is_stream);
         let e2e = record.slo.e2e.map(|bound| record.at.head.after(bound));
-        if ttft.is_none() && e2e.is_none() {
+        if ttft.is_none() && tpot.is_none() && e2e.is_none() {
             return None;
         }
         let waiting = Waiting {
@@ -43,13 +44,15 @@ impl Overdue {
             since,
             ttft,
             first_token: None,
+            tpot,
+            pace: Pace::default(),
             e2e,
             asked: None,
         };
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let shard = self.shards.get(id % SHARDS)?;
         shard.lock().insert(id, waiting);
-        Some(BoundGuard { shard: Arc::clone(shard), id })
+        Some(BoundGuard { shard: Arc::clone(shard), id, has_tpot: tpot.is_some() })
     }
 
     /// Those that are past a bound at `now`, by route.
@@ -71,11 +74,11 @@ impl Overdue {
 pub struct Late {
     /// Which bound, the first of them.
     pub missed: Missed,
-    /// The bound of what it still waits for; `None` where its first token came late and the answer has time yet.
+    /// The bound of what it still waits for; `None` where its first token came late, or its tokens do, and the answer has time yet.
     pub waits_for: Option<Missed>,
     /// Since when it waits: its request was read.
     pub since: Stamp,
-    /// For how long that bound has passed; else by how much its first token was late.
+    /// For how long that bound has passed; else by how much its first token was late, or its last one is.
     pub by: Duration,
     /// Label `tenant`.
     pub tenant: Arc<str>,
@@ -101,6 +104,7 @@ impl Late {
 pub(super) struct BoundGuard {
     shard: Arc<Shard>,
     id: usize,
+    has_tpot: bool,
 }
 
 impl BoundGuard {
@@ -112,6 +116,14 @@ impl BoundGuard {
     /// Its first token came: from here on the bound on its duration is what is left to miss.
     pub(super) fn first_token(&self, at: Stamp) {
         self.update(|waiting| waiting.first_token = Some(at));
+    }
+
+    /// A batch of gaps between content events, of each of which `per_event` tokens are usual.
+    pub(super) fn gaps(&self, gaps: &Gaps<'_>, per_event: impl FnOnce() -> Option<f64>) {
+        if self.has_tpot {
+            let per_event = per_event();
+            self.update(|waiting| waiting.pace.take(gaps, per_event));
+        }
     }
 
     fn update(&self, change: impl FnOnce(&mut Waiting)) {
@@ -133,6 +145,8 @@ struct Waiting {
     since: Stamp,
     ttft: Option<Stamp>,
     first_token: Option<Stamp>,
+    tpot: Option<Duration>,
+    pace: Pace,
     e2e: Option<Stamp>,
     asked: Option<Arc<Served>>,
 }
@@ -142,9 +156,13 @@ impl Waiting {
         let by =
             |bound: Option<Stamp>, at: Stamp| bound.filter(|bound| at > *bound).map(|bound| at.since(bound));
         let ttft = by(self.ttft, self.first_token.unwrap_or(now));
-        let e2e = by(self.e2e, now);
-        let missed = if ttft.is_some() { Missed::Ttft } else { Missed::E2e };
-        let (by, waits_for) = match (self.first_token, ttft, e2e) {
+        let (tpot, e2e) = (self.tpot.and_then(|bound| self.pace.behind(bound)), by(self.e2e, now));
+        let missed = match (ttft, tpot) {
+            (Some(_), _) => Missed::Ttft,
+            (None, Some(_)) => Missed::Tpot,
+            (None, None) => Missed::E2e,
+        };
+        let (by, waits_for) = match (self.first_token, ttft.or(tpot), e2e) {
             (None, Some(by), _) => (by, Some(Missed::Ttft)),
             (_, _, Some(by)) => (by, Some(Missed::E2e)),
             (Some(_), Some(by), None) => (by, None),
@@ -155,14 +173,49 @@ impl Waiting {
     }
 }
 
+/// The gaps of a stream so far, but for those in which a slow client held it up.
+#[derive(Debug, Default)]
+struct Pace {
+    took: Duration,
+    /// Tokens that the engine counted in the stream.
+    tokens: u64,
+    /// Content events whose tokens it counts at the end alone.
+    uncounted: u64,
+    /// Usual tokens of one; `None` where that is not known.
+    per_event: Option<f64>,
+}
+
+impl Pace {
+    fn take(&mut self, gaps: &Gaps<'_>, per_event: Option<f64>) {
+        self.per_event = per_event;
+        for gap in gaps.gaps {
+            self.took += gap.length;
+            match gap.tokens {
+                Some(tokens) => self.tokens += u64::from(tokens),
+                None => self.uncounted += 1,
+            }
+        }
+    }
+
+    /// How far its tokens are behind that many seconds for each. Each choice has gaps of its own.
+    fn behind(&self, bound: Duration) -> Option<Duration> {
+        let uncounted = if self.uncounted == 0 { 0.0 } else { self.uncounted as f64 * self.per_event? };
+        let tokens = self.tokens as f64 + uncounted;
+        let is_known = tokens >= MIN_TOKENS;
+        is_known.then(|| self.took.saturating_sub(bound.mul_f64(tokens))).filter(|by| !by.is_zero())
+    }
+}
+
 const SHARDS: usize = 16;
+/// Fewer are soon made up for.
+const MIN_TOKENS: f64 = 32.0;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::clock::millis as ms;
     use crate::observe::fixture;
-    use crate::record::SloBounds;
+    use crate::record::{Gap, SloBounds};
 
     fn of_route(overdue: &Overdue, route: &str, now: Stamp) -> Vec<Late> {
         overdue.by_route(now).remove(route).unwrap_or_default()
@@ -209,6 +262,36 @@ mod tests {
         guard.first_token(ms(170));
         assert_eq!(late(999), Some((Missed::Ttft, None, Duration::from_millis(70))));
         assert_eq!(late(1001), Some((Missed::Ttft, Some(Missed::E2e), Duration::from_millis(1))));
+    }
+
+    #[test]
+    fn a_stream_is_late_while_its_tokens_come_more_slowly_than_its_bound() {
+        let tpot = Some(Duration::from_millis(40));
+        let gaps = |n, millis, tokens| vec![Gap { length: Duration::from_millis(millis), tokens }; n];
+        let (calm, slow) = (gaps(40, 20, None), gaps(40, 100, None));
+        for (name, per_event, batches, expected) in [
+            ("within its bound", Some(1.0), vec![&calm], None),
+            ("over it", Some(1.0), vec![&slow], Some(2400)),
+            ("too few to tell", Some(1.0), vec![&slow[..31].to_vec()], None),
+            ("events of several tokens", Some(3.0), vec![&slow], None),
+            ("of how many is not known", None, vec![&slow], None),
+            ("it recovered", Some(1.0), vec![&slow, &calm, &calm, &calm, &calm], None),
+            ("counted as they came", None, vec![&gaps(20, 100, Some(2))], Some(400)),
+        ] {
+            let (overdue, record) = (Overdue::default(), record());
+            let slo = SloBounds { tpot, ..SloBounds::default() };
+            let record = Record { slo, ..record };
+            let guard = overdue.watch(&record).unwrap();
+            guard.asks(&record.attempts[0].served);
+            guard.first_token(ms(50));
+            for gaps in batches {
+                guard.gaps(&Gaps { gaps, late_itl: &[] }, || per_event);
+            }
+            let late = of_route(&overdue, &record.route, ms(60)).pop();
+            let found = late.map(|late| (late.missed, late.stage(), late.waits_for, late.by));
+            let expected = expected.map(|by| (Missed::Tpot, Stage::Decode, None, Duration::from_millis(by)));
+            assert_eq!(found, expected, "{name}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::observe::content::Capture;
 use crate::observe::metrics::GaugeGuard;
 use crate::observe::overdue::BoundGuard;
 use crate::observe::{Judgement, Observer, stages};
-use crate::record::{Opening, Outcome, Record, Served};
+use crate::record::{Gaps, Opening, Outcome, Record, Served};
 
 /// How the original of a copy ended.
 #[derive(Clone, Debug, Default)]
@@ -96,6 +96,14 @@ impl RecordGuard {
         self.record().at.first_token = Some(at);
         if let Some(bounds) = &self.bounds {
             bounds.first_token(at);
+        }
+    }
+
+    /// A batch of gaps between its content events; `per_event` is the usual number of tokens in one, where that is known.
+    #[inline]
+    pub fn gaps(&self, gaps: &Gaps<'_>, per_event: impl FnOnce() -> Option<f64>) {
+        if let Some(bounds) = &self.bounds {
+            bounds.gaps(gaps, per_event);
         }
     }
 

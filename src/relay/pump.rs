@@ -23,8 +23,8 @@ pub trait StreamSink {
     fn record(&mut self) -> &mut Record;
     /// Called at the first content event.
     fn first_token(&mut self, at: Stamp, pick: &Pick);
-    /// Called with gaps between content events.
-    fn gaps(&mut self, gaps: &Gaps<'_>);
+    /// Called with gaps between content events of its replica.
+    fn gaps(&mut self, gaps: &Gaps<'_>, pick: &Pick);
 }
 
 /// A stream with the replica that sends it.
@@ -103,7 +103,7 @@ impl StreamPump {
     }
 
     fn flush(&mut self, now: Stamp, sink: &mut impl StreamSink) {
-        self.reader.timeline.flush(now, |gaps| sink.gaps(&gaps));
+        self.reader.timeline.flush(now, |gaps| sink.gaps(&gaps, &self.pick));
     }
 
     /// Whether content came.
@@ -136,7 +136,7 @@ impl StreamPump {
         // The break and the gaps before it are those of the replica that is left, which has not counted their tokens.
         let output = self.estimated_output(self.events_before);
         self.text_before = self.text_bytes();
-        timeline.finish(now, Some(output.0), |gaps| sink.gaps(&gaps));
+        timeline.finish(now, Some(output.0), |gaps| sink.gaps(&gaps, &self.pick));
         reader.timeline = timeline;
         (self.reader, self.pick) = (reader, pick);
         self.reader.watch.decodes(at);
@@ -159,7 +159,8 @@ impl StreamPump {
 
     /// Completes the record with what was observed; `tokens` are those of the whole answer.
     pub fn finish(&mut self, now: Stamp, tokens: TokenCounts, sink: &mut impl StreamSink) {
-        self.reader.timeline.finish(now, tokens.output.map(|n| n.0), |gaps| sink.gaps(&gaps));
+        let output = tokens.output.map(|n| n.0);
+        self.reader.timeline.finish(now, output, |gaps| sink.gaps(&gaps, &self.pick));
         let (timeline, record) = (&self.reader.timeline, sink.record());
         record.at.last_token = timeline.last_token();
         record.side_by_side = timeline.side_by_side();

@@ -73,8 +73,9 @@ impl StreamSink for ClientSink {
     }
 
     #[inline]
-    fn gaps(&mut self, gaps: &Gaps<'_>) {
+    fn gaps(&mut self, gaps: &Gaps<'_>, pick: &Pick) {
         self.series.gaps(gaps);
+        self.guard.gaps(gaps, || pick.pool.dispatcher.model.tokens_per_event());
         if let Some(pace) = &mut self.pace {
             pace.take(gaps);
         }

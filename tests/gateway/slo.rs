@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::replica::{Replica, Step};
-use crate::support::wire::{DONE, FINISH, ROLE, begun_then, content, event, sse_head};
+use crate::support::wire::{DONE, FINISH, ROLE, begun_then, content, event, sse_head, stream};
 use crate::support::{CHAT, Gateway, PATH, UNARY, config, until};
 use tokenway::config::{Config, ItlBounds, Slo};
 use tokenway::stage::{Stage, StageBudget};
@@ -112,6 +112,40 @@ async fn a_request_that_waits_past_its_bound_is_late_now_and_not_only_when_it_en
     assert_eq!(gateway.sum("tokenway_requests_total", &[r#"outcome="ok""#]), 0.0);
     drop(client);
     until("who has left waits no longer", || overdue() == 0.0).await;
+}
+
+#[tokio::test]
+async fn a_stream_whose_tokens_come_too_slowly_is_a_miss_while_it_runs() {
+    let replica = Replica::start().await;
+    let counted = r#"data: {"id":"c1","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":160}}"#;
+    let texts = std::iter::repeat_n(content("a"), 160);
+    replica.next(stream(texts.chain([FINISH.to_owned(), format!("{counted}\n\n"), DONE.to_owned()])));
+    // Ten milliseconds for each, and then nothing more.
+    let slow = std::iter::repeat_n([Step::Tick, event(content("x"))], 120).flatten();
+    replica.always(begun_then("x", slow.chain([Step::Hang])));
+    let slo = Slo { tpot: Some(Duration::from_millis(2)), ..Slo::default() };
+    let gateway = Gateway::start(with_slo(&replica, slo, &[])).await;
+    assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    ended(&gateway, 1.0).await;
+
+    let client = gateway.begun(PATH, CHAT).await;
+    let late = || {
+        let observer = &gateway.app.gateway.observer;
+        let routes = observer.metrics.overdue.by_route(observer.clock.now());
+        routes
+            .into_values()
+            .flatten()
+            .map(|late| (late.missed.as_str(), late.stage(), late.waits_for.is_some()))
+            .collect::<Vec<_>>()
+    };
+    until("it is a miss", || late() == [("tpot", Stage::Decode, false)]).await;
+    assert_eq!(
+        gateway.sum("tokenway_requests_overdue", &[]),
+        0.0,
+        "it waits for nothing that is past its bound"
+    );
+    drop(client);
+    until("it has ended", || late().is_empty()).await;
 }
 
 #[tokio::test]

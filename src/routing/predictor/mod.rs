@@ -26,6 +26,7 @@ pub use self::transfers::{Links, Pair, Transfers};
 pub use self::typical::Typical;
 use super::backlog::Backlog;
 use super::load::{Known, Pace, ReplicaLoad, TimingSample};
+use super::tuning::priors;
 use super::work::Work;
 use crate::clock::Stamp;
 use crate::units::Tokens;
@@ -94,6 +95,12 @@ impl PoolModel {
     /// Tokens in these content events of a stream that the engine did not count to its end.
     pub fn tokens_in(&self, events: u64) -> Tokens {
         Tokens((events as f64 * self.pool.tokens_per_event.load()).round() as u64)
+    }
+
+    /// Mean tokens of a content event; `None` until so many events of ended streams were counted that the assumed ones hardly matter.
+    pub fn tokens_per_event(&self) -> Option<f64> {
+        let is_known = self.pool.counted_events.load() >= KNOWN_FROM * priors::ANSWERS;
+        is_known.then(|| self.pool.tokens_per_event.load())
     }
 
     /// How long the tokens of answers took.
@@ -176,6 +183,9 @@ impl PoolModel {
         ledger.lock().read()
     }
 }
+
+/// Times the assumed events of a stream from which the counted ones make the mean.
+const KNOWN_FROM: f64 = 16.0;
 
 #[cfg(test)]
 mod tests {
@@ -409,8 +419,10 @@ mod tests {
     fn tokens_of_an_event_are_known_after_a_stream() {
         let model = PoolModel::new(1);
         assert_eq!(model.pool.tokens_per_event.load(), 1.0);
-        model.pool.observe_events(Tokens(300), 300);
-        assert_eq!(model.pool.tokens_per_event.load(), 1.0);
+        model.pool.observe_events(Tokens(20), 20);
+        assert_eq!(model.tokens_per_event(), None, "one short answer");
+        model.pool.observe_events(Tokens(280), 280);
+        assert_eq!(model.tokens_per_event(), Some(1.0));
         for _ in 0..40 {
             model.pool.observe_events(Tokens(800), 200);
         }

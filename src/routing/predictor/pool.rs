@@ -31,6 +31,8 @@ pub struct PoolCell {
     /// Uncached tokens of a prompt.
     uncached: AtomicF64,
     pub(super) tokens_per_event: AtomicF64,
+    /// Content events that this rests on.
+    pub(super) counted_events: AtomicF64,
     has_learned: AtomicBool,
     learner: Mutex<Learner>,
     pub(in crate::routing) ledger: Mutex<Ledger>,
@@ -112,6 +114,7 @@ impl Default for PoolCell {
             average: Published::default(),
             uncached: mean_uncached.into(),
             tokens_per_event: 1.0.into(),
+            counted_events: AtomicF64::default(),
             has_learned: AtomicBool::new(false),
             learner: Mutex::new(Learner {
                 shape: Fit::new(memories::SHAPE_KEPT),
@@ -270,6 +273,7 @@ impl PoolCell {
         self.uncached.store(learner.mean_uncached);
         let [tokens, events] = learner.events;
         self.tokens_per_event.store((tokens / events).max(1.0));
+        self.counted_events.store(events);
     }
 
     fn publish_fresh(&self, survival: &Survival) {
