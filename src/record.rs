@@ -20,7 +20,7 @@ use crate::labels::labels;
 use crate::request::class::Class;
 use crate::request::dialect::Dialect;
 use crate::request::trace_context::Trace;
-use crate::stage::StageBudget;
+use crate::stage::{Stage, StageBudget};
 use crate::units::Tokens;
 
 pub use self::decision::{Addends, DecisionSummary, Weighed};
@@ -171,6 +171,9 @@ pub struct Attempt {
     /// The engine's error message, as far as it certainly quotes neither the prompt nor the answer.
     pub engine_error: Option<Box<str>>,
 }
+
+/// Error of an attempt whose KV did not come.
+pub const LOST_KV: &str = "transfer_failed";
 
 /// How an answer of nothing compares: whole, ended by its model, without content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -430,6 +433,15 @@ pub struct Opening {
 }
 
 impl Attempt {
+    /// The stage that all its time was in, where that is none of the attempt that was answered: it computed a prompt for another
+    /// replica, or waited for KV that did not come.
+    pub fn leg(&self) -> Option<Stage> {
+        match self.cause {
+            AttemptCause::Prefill => Some(Stage::Prefill),
+            _ => (self.error == Some(LOST_KV)).then_some(Stage::KvTransfer),
+        }
+    }
+
     /// Whether it computed a prompt for another replica.
     pub fn is_prefill_leg(&self) -> bool {
         self.cause == AttemptCause::Prefill && self.error.is_none()
@@ -487,6 +499,11 @@ impl Record {
     /// The attempt that computed its prompt for another replica.
     pub fn prefill_leg(&self) -> Option<&Attempt> {
         self.attempts.iter().rfind(|made| made.is_prefill_leg())
+    }
+
+    /// The attempts with a stage of their own, in order: see [`Attempt::leg`].
+    pub fn legs(&self) -> impl Iterator<Item = (Stage, &Attempt)> {
+        self.attempts.iter().filter_map(|made| Some((made.leg()?, made)))
     }
 
     /// Whether no other replica had it before that attempt: the wait for the first token was its own.

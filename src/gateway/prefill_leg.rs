@@ -23,7 +23,7 @@ use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::fleet::replica::Replica;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{Attempt, AttemptCause, SloBounds};
+use crate::record::{Attempt, AttemptCause, LOST_KV, SloBounds};
 use crate::relay::watch::Deadline;
 use crate::request::dialect::Dialect;
 use crate::request::handoff::{self, Handoff, KEEP_KV, Room};
@@ -271,7 +271,7 @@ impl HeldKv {
                 match reader.scanner.state().answer.error {
                     // The KV is not its subject.
                     Some(error) if error.is_of_request() => return None,
-                    error => error.map(|_| LOST),
+                    error => error.map(|_| LOST_KV),
                 }
             }
             // With its prompt computed elsewhere it was good enough.
@@ -279,13 +279,13 @@ impl HeldKv {
                 self.sent.store(false, Ordering::Relaxed);
                 Some(REFUSED)
             }
-            Ok((answer, _)) if answer.status().is_server_error() => Some(LOST),
+            Ok((answer, _)) if answer.status().is_server_error() => Some(LOST_KV),
             Ok(_) => None,
             Err(AttemptError::Replica(
                 ReplicaFailure::ErrorEvent { .. } | ReplicaFailure::Status { .. },
                 _,
-            )) => Some(LOST),
-            Err(AttemptError::Overdue(failure)) if has_time(request.prepared, failure, now) => Some(LOST),
+            )) => Some(LOST_KV),
+            Err(AttemptError::Overdue(failure)) if has_time(request.prepared, failure, now) => Some(LOST_KV),
             // The replica itself failed, or the request.
             Err(_) => return None,
         };
@@ -294,8 +294,8 @@ impl HeldKv {
         let [prefill, decode] = &self.names;
         let record = request.guard.record();
         if let Some(reason) = lost {
-            if reason == LOST {
-                side.transfers.failed(self.pair, now);
+            if reason == LOST_KV {
+                side.avoid(&request.prepared.route.config.name, self.pair, &self.names, now);
                 families.kv_transfers.inc([prefill, decode, "failed"]);
             }
             if let Some(attempt) = record.attempts.last_mut() {
@@ -421,8 +421,6 @@ impl Drop for HeldKv {
 
 /// The prompt was not computed in time.
 const LATE: &str = "prefill_late";
-/// The KV did not come.
-const LOST: &str = "transfer_failed";
 /// The decoding replica took no request whose KV is to be fetched.
 const REFUSED: &str = "decode_refused";
 /// Longer than two engines shake hands (18 s at most on two busy cores), ...

@@ -10,7 +10,7 @@ use crate::clock::{AtomicStamp, Stamp};
 use crate::config::{Config, PolicyName, Prefill, Route};
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
-use crate::routing::{Policy, SlotSet, Transfers, policies};
+use crate::routing::{Pair, Policy, SlotSet, Transfers, policies};
 
 /// The prefill pool of a route.
 #[derive(Debug)]
@@ -97,6 +97,19 @@ impl PrefillSide {
     pub(super) fn opened(&self, identity: u64) {
         if self.gate.closed_until.get().is_some() {
             self.gate.closed.lock().retain(|one| one.identity != identity);
+        }
+    }
+
+    /// KV did not come from the one to the other: the pair is avoided for a while.
+    pub(super) fn avoid(&self, route: &str, pair: Pair, [prefill, decode]: &[Arc<str>; 2], now: Stamp) {
+        if self.transfers.failed(pair, now) {
+            tracing::warn!(
+                route,
+                prefill = &**prefill,
+                decode = &**decode,
+                "KV did not come from this prefill replica to this decoding replica: the pair is avoided for 10 s, \
+                 for longer with each further failure"
+            );
         }
     }
 

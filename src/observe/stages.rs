@@ -3,8 +3,8 @@
 //! Stages are contiguous from head to end, so they add up to the duration however the request ended: the rest goes to
 //! the stage in which it ended. The wait for the first token is split by the engine's reported times (`measured`), else
 //! by its pages that were read meanwhile, else by the predicted times, else, before anything was learned, by how many requests waited
-//! at the replica (all `estimated`). Of a prompt that another replica computed, the wait there is split so, and the wait for its first
-//! token here is the transfer of its KV.
+//! at the replica (all `estimated`). Of a prompt that another replica computed, or was to compute, the wait there is split so, and
+//! the wait for its first token here is the transfer of its KV, also where that did not come.
 
 use std::time::Duration;
 
@@ -36,9 +36,9 @@ pub struct StageTime {
 /// The stages of one request, each at most once.
 pub(crate) type StageTimes = SmallVec<[StageTime; 12]>;
 
-/// The stages that a request reached, in order. Of two legs each has the time of both.
+/// The stages that a request reached, in order. Of several legs each has the time of all.
 pub(crate) fn stages(record: &Record) -> StageTimes {
-    if record.prefill_leg().is_none() {
+    if record.legs().next().is_none() {
         return by_leg(record);
     }
     let mut stages = StageTimes::new();
@@ -51,7 +51,7 @@ pub(crate) fn stages(record: &Record) -> StageTimes {
     stages
 }
 
-/// The same without a hole from head to end, as they followed each other: two legs meet some stages twice.
+/// The same without a hole from head to end, as they followed each other: several legs meet some stages twice.
 pub(crate) fn by_leg(record: &Record) -> StageTimes {
     let at = &record.at;
     let mut cursor = StageCursor { at: at.head, end: at.end, times: StageTimes::new() };
@@ -63,7 +63,9 @@ pub(crate) fn by_leg(record: &Record) -> StageTimes {
             return cursor.times;
         }
     }
-    cursor.prefill_leg(record);
+    for (stage, leg) in record.legs() {
+        cursor.leg(stage, leg);
+    }
     let time = cursor.until(at.connected.unwrap_or(at.end));
     cursor.push(Stage::Connect, time, StageSource::Measured);
     if at.connected.is_none() {
@@ -167,13 +169,15 @@ impl StageCursor {
         self.times.push(StageTime { stage, duration, source });
     }
 
-    /// The leg of the replica that computed the prompt for another.
-    fn prefill_leg(&mut self, record: &Record) {
-        let Some(leg) = record.prefill_leg() else { return };
+    /// A leg before the attempt that was answered.
+    fn leg(&mut self, stage: Stage, leg: &Attempt) {
         let connect = self.until(leg.connected.unwrap_or(leg.end));
         self.push(Stage::Connect, connect, StageSource::Measured);
         let wait = self.until(leg.end);
-        self.split(wait, None, Some(leg));
+        match stage {
+            Stage::KvTransfer => self.push(stage, wait, StageSource::Measured),
+            _ => self.split(wait, None, Some(leg)),
+        }
     }
 
     /// The wait for the first token: at the replica that computes the prompt, or for its KV.
@@ -357,6 +361,33 @@ mod tests {
             "{seen:?}"
         );
         assert_eq!(sum(&record), record.duration());
+    }
+
+    #[test]
+    fn a_late_prompt_and_kv_that_did_not_come_have_stages_of_their_own() {
+        let answered = fixture::stream();
+        let start = answered.at.routed.unwrap();
+        let at = |after| start.after(ms(after));
+        let made = |cause, begun, end, error| {
+            let (start, connected, end) = (at(begun), Some(at(begun + 1)), at(end));
+            Attempt { cause, start, connected, head: None, end, error, ..answered.attempts[0].clone() }
+        };
+        let late = vec![made(AttemptCause::Prefill, 0, 60, Some("prefill_late"))];
+        let lost = vec![
+            made(AttemptCause::Prefill, 0, 20, None),
+            made(AttemptCause::First, 20, 60, Some("transfer_failed")),
+        ];
+        // (attempts before the answered one; connect, prefill and kv_transfer in ms), of a first token 198 ms after routing.
+        for (before, expected) in [(late, [2, 196, 0]), (lost, [3, 156, 39])] {
+            let mut record = answered.clone();
+            record.attempts.splice(0..0, before);
+            record.at.connected = Some(at(61));
+            let seen = names(&record);
+            let of =
+                |name| seen.iter().find(|(stage, ..)| *stage == name).map_or(0, |(_, millis, _)| *millis);
+            assert_eq!(["connect", "prefill", "kv_transfer"].map(of), expected, "{seen:?}");
+            assert_eq!(sum(&record), record.duration());
+        }
     }
 
     #[test]

@@ -386,7 +386,8 @@ impl<'r> Charges<'r> {
     }
 
     fn add_beside(&mut self, charged: &Served) {
-        for owner in [Stage::Decode, Stage::Prefill].map(|stage| self.owner(stage)).into_iter().flatten() {
+        let owners = [Stage::Decode, Stage::Prefill, Stage::KvTransfer].map(|stage| self.owner(stage));
+        for owner in owners.into_iter().flatten() {
             let Served { replica, revision, .. } = &*owner.served;
             for (dimension, own, of_charged) in [
                 (Dimension::Replica, replica, &charged.replica),
@@ -407,13 +408,18 @@ impl<'r> Charges<'r> {
 
     /// Whose the time in a stage is, where that need not be the one that the request counts for.
     fn owner(&self, stage: Stage) -> Option<&'r Attempt> {
+        let answered = || self.record.answered().or(self.record.attempts.last());
         match stage {
-            Stage::KvTransfer | Stage::Decode | Stage::Relay => {
-                self.record.answered().or(self.record.attempts.last())
-            }
-            Stage::EngineQueue | Stage::Prefill | Stage::EngineOther => self.record.prefill_leg(),
+            Stage::Decode | Stage::Relay => answered(),
+            Stage::KvTransfer => self.longest_leg(stage).or_else(answered),
+            Stage::EngineQueue | Stage::Prefill | Stage::EngineOther => self.longest_leg(Stage::Prefill),
             _ => None,
         }
+    }
+
+    fn longest_leg(&self, stage: Stage) -> Option<&'r Attempt> {
+        let legs = self.record.legs().filter(|(of, _)| *of == stage).map(|(_, leg)| leg);
+        legs.max_by_key(|leg| leg.end.since(leg.start))
     }
 
     /// Whether the time in a stage is charged to this part.
@@ -578,6 +584,22 @@ mod tests {
         assert!(decoder.mean(Stage::Decode).is_some() && decoder.mean(Stage::Prefill).is_none());
         let revision = slot.of(Dimension::Revision, &"v1".into()).unwrap();
         assert_eq!((revision.judged, revision.missed_in[Stage::Decode]), (1, 1));
+    }
+
+    #[test]
+    fn kv_that_did_not_come_counts_where_it_was_awaited() {
+        let mut record = late();
+        let mut awaited = record.attempts[0].clone();
+        Arc::make_mut(&mut awaited.served).replica = "decode-1".into();
+        awaited.error = Some("transfer_failed");
+        awaited.end = record.at.first_token.unwrap();
+        (record.attempts[0].start, record.at.connected) = (awaited.end, Some(awaited.end));
+        record.attempts.insert(0, awaited);
+        // Decoding took longer than the wait.
+        assert_eq!(Judgement::of(&record).blamed, Some(Stage::KvTransfer));
+        let slot = slot_of([&record]);
+        let mean = |name: &str| slot.of(Dimension::Replica, &name.into()).unwrap().mean(Stage::KvTransfer);
+        assert!(mean("decode-1").is_some() && mean("gpu-a:8000").is_none());
     }
 
     #[test]

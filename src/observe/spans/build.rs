@@ -63,7 +63,7 @@ fn continuations(record: &Record) -> impl DoubleEndedIterator<Item = &Attempt> {
 /// The attempt that worked at an answered request at `at`.
 fn at_work(record: &Record, at: Stamp) -> Option<&Attempt> {
     let continuation = continuations(record).rfind(|attempt| attempt.start <= at);
-    let leg = || record.prefill_leg().filter(|leg| at < leg.end);
+    let leg = || record.legs().map(|(_, leg)| leg).find(|leg| at < leg.end);
     let answered = || record.attempts.iter().rfind(|attempt| attempt.cause != AttemptCause::Migration);
     continuation.or_else(leg).or_else(answered)
 }

@@ -73,14 +73,15 @@ impl Transfers {
         }
     }
 
-    /// A transfer failed: the pair is avoided, for longer each time, until one has worked.
-    pub fn failed(&self, pair: Pair, now: Stamp) {
+    /// A transfer failed: the pair is avoided, for longer each time, until one has worked. Whether it was the first in a row.
+    pub fn failed(&self, pair: Pair, now: Stamp) -> bool {
         let mut book = self.0.write();
         let state = book.pairs.entry(pair).or_default();
         state.failures = state.failures.saturating_add(1);
         let longer = 1 << state.failures.min(MAX_DOUBLINGS).saturating_sub(1);
         state.avoided_until = now.after(memories::RECENT * longer);
         state.has_worked = false;
+        state.failures == 1
     }
 
     /// A request tries a pair that had failed: others wait for what becomes of it.
@@ -157,12 +158,12 @@ mod tests {
         let transfers = Transfers::default();
         let is_avoided = |now| transfers.from(1, at(now)).is_avoided(2);
         assert!(!is_avoided(0));
-        transfers.failed((1, 2), at(100));
+        assert!(transfers.failed((1, 2), at(100)));
         assert!(is_avoided(109) && !is_avoided(110) && !transfers.from(1, at(105)).is_avoided(3));
         assert!(transfers.from(1, at(105)).seconds(2, Tokens(10)) > 1e3);
         transfers.tries((1, 2), at(110));
         assert!(is_avoided(111), "one at a time");
-        transfers.failed((1, 2), at(112));
+        assert!(!transfers.failed((1, 2), at(112)), "avoided since the first");
         assert!(is_avoided(131) && !is_avoided(132), "twice as long");
         transfers.tries((1, 2), at(132));
         transfers.worked((1, 2), Tokens(10), None);
