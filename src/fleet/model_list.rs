@@ -8,7 +8,7 @@ use crate::request::json::{Cursor, JsonError, JsonKind};
 use crate::units::Tokens;
 
 /// The models of a `/v1/models` page; none where it is no such page.
-pub(super) fn parse(page: &[u8]) -> Vec<EngineModel> {
+pub(crate) fn parse(page: &[u8]) -> Vec<EngineModel> {
     let mut models = Vec::new();
     let Ok(text) = std::str::from_utf8(page) else { return models };
     let [data] = Cursor::new(text).members(["data"]).unwrap_or([None]);

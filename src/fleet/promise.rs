@@ -53,11 +53,39 @@ pub(super) struct Proofs {
     pub(super) other: Option<String>,
 }
 
+/// How a replica stands to what its pool's routes promise, by its list of models alone.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct ByList {
+    /// Promised, and not listed.
+    pub lacks: Vec<Arc<str>>,
+    /// It gets no traffic: its only model is not what its pool's other replicas serve.
+    pub other: Option<String>,
+    /// The promised names for which its only model stands, and that model.
+    pub stands_for: Vec<(Arc<str>, Arc<str>)>,
+}
+
+/// Judges the lists of a pool's replicas as their probers do, for `tokenway check --online`.
+pub(crate) fn by_lists(config: &Config, pool: &Pool, lists: &[List]) -> Vec<ByList> {
+    let promised = Promised::of(config, pool);
+    let promised = promised.with_adapters(lists).unwrap_or(promised);
+    let names = promised.names(lists, &EngineNames::new());
+    let judge = |list: &List| {
+        let Proofs { lacks, other, .. } = promised.proofs(list, [&names, &names]);
+        let is_for = |promise: &&Promise| !promise.is_itself() && !lacks.contains(&promise.name);
+        let stands_for = promised.models.iter().filter(is_for).filter_map(|Promise { name, .. }| {
+            let only = name_in(list, name).filter(|only| *only != name)?;
+            Some((Arc::clone(name), Arc::clone(only)))
+        });
+        ByList { stands_for: stands_for.collect(), lacks, other }
+    };
+    lists.iter().map(judge).collect()
+}
+
 /// What a pool's engines call the models that routes name without `upstream_model`.
 pub(super) type EngineNames = HashMap<Arc<str>, Arc<str>>;
 
 /// The models of one replica, as listed.
-pub(super) type List = Arc<Vec<EngineModel>>;
+pub(crate) type List = Arc<Vec<EngineModel>>;
 
 impl Default for Promised {
     fn default() -> Self {

@@ -1,6 +1,7 @@
 //! `tokenway check --online`: asks every listed replica what the configuration takes for granted.
 //!
-//! Two reads a replica, its models (without them its health) and its metrics, on connections of their own; no inference.
+//! Two reads a replica, its models (without them its health) and its metrics, on connections of their own; no inference. Lists of
+//! models are judged as probers judge them ([`promise`]).
 //! What is missing for requests to be answered is a problem, what routing would only like to know is a note.
 
 use std::collections::HashMap;
@@ -17,7 +18,8 @@ use tokio::task::JoinSet;
 use super::show::counted;
 use crate::cli::style::{Paint, Style};
 use crate::config::{Config, Endpoint, Pool, ProbeKind, Route};
-use crate::fleet::metrics_text;
+use crate::fleet::promise::{self, ByList, List};
+use crate::fleet::{metrics_text, model_list};
 use crate::upstream::call::{Call, CallError};
 use crate::upstream::connect::Connector;
 
@@ -27,9 +29,7 @@ pub(super) struct Answer {
     pool: Arc<str>,
     replica: Arc<str>,
     url: String,
-    models: Vec<String>,
-    /// `max_model_len` of those that list it.
-    lengths: Vec<(String, u64)>,
+    models: List,
     /// Requests to it would fail.
     pub(super) problems: Vec<String>,
     /// Routing would know less.
@@ -41,7 +41,6 @@ pub(super) async fn ask_all(config: &Config, connector: &Connector) -> Vec<Answe
     let permits = Arc::new(Semaphore::new(MAX_AT_ONCE));
     let mut asked = JoinSet::new();
     for (at, pool) in config.pools.iter().enumerate() {
-        let wanted: Arc<[Wanted]> = wanted(config, at, pool).into();
         let secured = connector.separate();
         let tls = connector.read(pool.tls.as_ref()).map(|tls| secured.secure(tls));
         let tls_fault = tls.err().map(|fault| fault.to_string());
@@ -53,13 +52,14 @@ pub(super) async fn ask_all(config: &Config, connector: &Connector) -> Vec<Answe
                 problems: tls_fault.iter().cloned().collect(),
                 ..Answer::default()
             };
-            let (pool, endpoint, wanted) = (pool.clone(), replica.endpoint.clone(), Arc::clone(&wanted));
+            let (pool, endpoint) = (pool.clone(), replica.endpoint.clone());
+            let asks_for_keys = !config.tenants.is_empty();
             let (permits, connector) = (Arc::clone(&permits), secured.clone());
             asked.spawn(async move {
                 // The semaphore is never closed.
                 let _permit = permits.acquire().await;
                 if answer.problems.is_empty() {
-                    answer.ask(&pool, &endpoint, &wanted, &connector).await;
+                    answer.ask(&pool, &endpoint, asks_for_keys, &connector).await;
                 }
                 ((at, place), answer)
             });
@@ -68,29 +68,44 @@ pub(super) async fn ask_all(config: &Config, connector: &Connector) -> Vec<Answe
     let mut answers = asked.join_all().await;
     answers.sort_by_key(|(place, _)| *place);
     let mut answers: Vec<Answer> = answers.into_iter().map(|(_, answer)| answer).collect();
+    compare_models(config, &mut answers);
     compare_lengths(&mut answers);
     answers
+}
+
+/// Finds what the lists of each pool's replicas lack of what its routes ask them for.
+fn compare_models(config: &Config, answers: &mut [Answer]) {
+    for (at, pool) in config.pools.iter().enumerate() {
+        let wanted = wanted(config, at, pool);
+        let mut own: Vec<_> = answers.iter_mut().filter(|answer| answer.pool == pool.name).collect();
+        let lists: Vec<List> = own.iter().map(|answer| Arc::clone(&answer.models)).collect();
+        let judged = promise::by_lists(config, pool, &lists);
+        for (answer, by_list) in own.iter_mut().zip(judged).filter(|(answer, _)| !answer.models.is_empty()) {
+            answer.judge(&wanted, by_list, pool.outside.is_some());
+        }
+    }
 }
 
 /// Notes where others of its pool take longer prompts than a replica: those are sent to either.
 fn compare_lengths(answers: &mut [Answer]) {
     let listed = answers.iter().flat_map(|answer| {
-        answer.lengths.iter().map(|(model, length)| ((Arc::clone(&answer.pool), model.clone()), *length))
+        answer.lengths().map(|(model, length)| ((Arc::clone(&answer.pool), Arc::clone(model)), length))
     });
-    let mut longest: HashMap<(Arc<str>, String), u64> = HashMap::new();
+    let mut longest: HashMap<(Arc<str>, Arc<str>), u64> = HashMap::new();
     for (of, length) in listed {
         let known = longest.entry(of).or_default();
         *known = length.max(*known);
     }
     for answer in answers {
-        for (model, own) in &answer.lengths {
-            let longest = longest.get(&(Arc::clone(&answer.pool), model.clone()));
-            if let Some(longest) = longest.filter(|longest| *longest > own) {
-                answer.notes.push(format!(
-                    "max_model_len of {model} is {own}, and {longest} at another of its pool: longer prompts fail here"
-                ));
-            }
-        }
+        let note = |(model, own): (&Arc<str>, u64)| {
+            let longest = longest.get(&(Arc::clone(&answer.pool), Arc::clone(model)));
+            let longest = longest.filter(|longest| **longest > own)?;
+            Some(format!(
+                "max_model_len of {model} is {own}, and {longest} at another of its pool: longer prompts fail here"
+            ))
+        };
+        let notes: Vec<_> = answer.lengths().filter_map(note).collect();
+        answer.notes.extend(notes);
     }
 }
 
@@ -117,14 +132,14 @@ fn wanted(config: &Config, at: usize, pool: &Pool) -> Vec<Wanted> {
 }
 
 impl Answer {
-    async fn ask(&mut self, pool: &Pool, endpoint: &Endpoint, wanted: &[Wanted], connector: &Connector) {
+    async fn ask(&mut self, pool: &Pool, endpoint: &Endpoint, asks_for_keys: bool, connector: &Connector) {
         let profile = &pool.engine_profile;
         let get = async |endpoint: &Endpoint, path: &str| {
             let key = pool.engine_api_key.as_ref();
             Call { endpoint, key, path, body: None, rank: None, timeout: TIMEOUT }.send(connector).await
         };
         let page = get(endpoint, &profile.models_path).await;
-        let is_there = self.read_models(pool, page, wanted);
+        let is_there = self.read_models(pool, page, asks_for_keys);
         let is_asked =
             pool.outside.is_none() && matches!(pool.probe.kind, ProbeKind::Auto | ProbeKind::Health);
         if is_there && is_asked && self.models.is_empty() && self.problems.is_empty() {
@@ -156,12 +171,12 @@ impl Answer {
         }
     }
 
-    /// Whether anything answered.
+    /// Whether anything answered. A gateway that `asks_for_keys` sends no client's key on.
     fn read_models(
         &mut self,
         pool: &Pool,
         page: Result<(StatusCode, Bytes), CallError>,
-        wanted: &[Wanted],
+        asks_for_keys: bool,
     ) -> bool {
         let path = &pool.engine_profile.models_path;
         let page = match page {
@@ -170,7 +185,15 @@ impl Answer {
                 return false;
             }
             Ok((StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _)) => {
-                self.problems.push(format!("{path} refuses the key: set engine_api_key of the pool"));
+                match (&pool.engine_api_key, asks_for_keys) {
+                    (Some(_), _) => self.problems.push(format!("{path} refuses engine_api_key of the pool")),
+                    (None, true) => {
+                        self.problems.push(format!("{path} asks for a key: set engine_api_key of the pool"));
+                    }
+                    (None, false) => self.notes.push(format!(
+                        "{path} asks for a key: clients' own go on to it; models are not known"
+                    )),
+                }
                 return true;
             }
             Ok((StatusCode::OK, page)) => page,
@@ -182,14 +205,7 @@ impl Answer {
                 return true;
             }
         };
-        let page: Value = serde_json::from_slice(&page).unwrap_or_default();
-        let ids = page["data"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str());
-        self.models = ids.map(str::to_owned).collect();
-        let lengths =
-            page["data"].as_array().into_iter().flatten().filter_map(|model| {
-                Some((model["id"].as_str()?.to_owned(), model["max_model_len"].as_u64()?))
-            });
-        self.lengths = lengths.collect();
+        self.models = Arc::new(model_list::parse(&page));
         if self.models.is_empty() {
             // Probes take what lists none for another server, unless they are for a certain path; of a provider the status will do.
             match pool.probe.kind {
@@ -200,14 +216,38 @@ impl Answer {
             }
             return true;
         }
+        true
+    }
+
+    /// Finds what it lacks of what it will be asked for.
+    fn judge(&mut self, wanted: &[Wanted], by_list: ByList, is_outside: bool) {
+        if let Some(other) = by_list.other {
+            self.problems.push(format!("{other}: it gets no traffic"));
+            return;
+        }
         for Wanted { route, model } in wanted {
-            if !self.models.iter().any(|served| **served == **model) {
-                let served = self.models.join(", ");
+            // A provider's list is no promise: it has the one model or not.
+            let lacks = match is_outside {
+                true => !self.models.iter().any(|served| served.id == *model),
+                false => by_list.lacks.contains(model),
+            };
+            if lacks {
+                let served = self.ids().join(", ");
                 let problem = format!("does not serve \"{model}\" of route \"{route}\"; it serves: {served}");
                 self.problems.push(problem);
+            } else if let Some((name, only)) = by_list.stands_for.iter().find(|(name, _)| name == model) {
+                self.notes.push(format!("answers as \"{name}\": its only model is {only}"));
             }
         }
-        true
+    }
+
+    fn ids(&self) -> Vec<&str> {
+        self.models.iter().map(|model| &*model.id).collect()
+    }
+
+    /// `max_model_len` of the models that list it.
+    fn lengths(&self) -> impl Iterator<Item = (&Arc<str>, u64)> {
+        self.models.iter().filter_map(|model| Some((&model.id, model.max_len?.0)))
     }
 
     pub(super) fn json(&self) -> Value {
@@ -216,7 +256,7 @@ impl Answer {
             "replica": &*self.replica,
             "url": self.url,
             "ok": self.problems.is_empty(),
-            "models": self.models,
+            "models": self.ids(),
             "problems": self.problems,
             "notes": self.notes,
         })
@@ -228,7 +268,7 @@ impl Answer {
             true => style.paint(Paint::Good, "answers"),
             false => style.paint(Paint::Error, "not usable"),
         };
-        let models = match self.models.as_slice() {
+        let models = match self.ids().as_slice() {
             [] => String::new(),
             [one] => format!(", serves {one}"),
             several => format!(", serves {} ({})", counted(several.len(), "model"), several.join(", ")),
@@ -267,16 +307,17 @@ mod tests {
         let connector = Connector::new(TaskTracker::new()).unwrap();
         let ask = |config: &Config| runtime.block_on(ask_all(config, &connector));
         let answers = ask(&config("sim"));
-        assert_eq!(
-            (answers[0].problems.as_slice(), answers[0].models.as_slice()),
-            (&[][..], &["sim".to_owned()][..])
-        );
+        assert_eq!((answers[0].problems.as_slice(), answers[0].ids().as_slice()), (&[][..], &["sim"][..]));
         assert_eq!(answers[1].problems, ["connection refused"]);
-        let other = ask(&config("llama"));
+        let only = ask(&config("llama"));
+        assert!(only[0].problems.is_empty(), "{:?}", only[0].problems);
+        assert!(only[0].notes.contains(&"answers as \"llama\": its only model is sim".to_owned()));
+        let exact = "llama\"\nupstream_model = \"llama";
+        let other = ask(&config(exact));
         assert_eq!(other[0].problems, ["does not serve \"llama\" of route \"llama\"; it serves: sim"]);
         let canary = format!(
             "[[pool]]\nname = \"p\"\nreplicas = [\"http://{closed}\"]\n[[pool]]\nname = \"new\"\nreplicas = [\"{}\"]\n\
-             [[route]]\nmodel = \"llama\"\npools = [\"p\"]\n[route.canary]\npool = \"new\"\nsteps = [{{ weight = 10, soak = \"1h\" }}]\n",
+             [[route]]\nmodel = \"{exact}\"\npools = [\"p\"]\n[route.canary]\npool = \"new\"\nsteps = [{{ weight = 10, soak = \"1h\" }}]\n",
             sim.url()
         );
         let canary = ask(&check_str("f.toml", &canary, &|_| None).unwrap());
@@ -284,7 +325,7 @@ mod tests {
         let standby = format!(
             "[[pool]]\nname = \"p\"\nreplicas = [\"http://{closed}\"]\n\
              [[pool]]\nname = \"spare\"\nstandby = true\nreplicas = [\"{}\"]\n\
-             [[route]]\nmodel = \"llama\"\npools = [\"p\", \"spare\"]\n",
+             [[route]]\nmodel = \"{exact}\"\npools = [\"p\", \"spare\"]\n",
             sim.url()
         );
         let standby = ask(&check_str("f.toml", &standby, &|_| None).unwrap());
@@ -304,9 +345,11 @@ mod tests {
         };
         let text = pool + house + &routes.iter().map(route).collect::<String>();
         let config = check_str("f.toml", &text, &|_| Some("key".to_owned())).unwrap();
-        let mut answer = Answer::default();
+        let mut answers = [Answer { pool: "p".into(), ..Answer::default() }];
         let page = Ok((StatusCode::OK, Bytes::from_static(page.as_bytes())));
-        assert!(answer.read_models(&config.pools[0], page, &wanted(&config, 0, &config.pools[0])));
+        assert!(answers[0].read_models(&config.pools[0], page, false));
+        compare_models(&config, &mut answers);
+        let [answer] = answers;
         answer.problems
     }
 
@@ -324,10 +367,31 @@ mod tests {
     }
 
     #[test]
+    fn an_engine_that_asks_for_a_key_is_usable_where_clients_send_theirs() {
+        let tenant = "[[tenant]]\nname = \"t\"\nkey_sha256 = [\"SHA\"]\n".replace("SHA", &"a".repeat(64));
+        let key = "engine_api_key = \"env:KEY\"\n".to_owned();
+        for (own, tenant, is_usable) in [("", "", true), (&*key, "", false), ("", &*tenant, false)] {
+            let pool = format!("[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:8001\"]\n{own}");
+            let config =
+                check_str("f.toml", &format!("{pool}{tenant}"), &|_| Some("key".to_owned())).unwrap();
+            let mut answer = Answer::default();
+            let refusal = Ok((StatusCode::UNAUTHORIZED, Bytes::new()));
+            assert!(answer.read_models(&config.pools[0], refusal, !config.tenants.is_empty()));
+            assert_eq!(
+                (answer.problems.is_empty(), answer.notes.len()),
+                (is_usable, usize::from(is_usable)),
+                "{own}"
+            );
+        }
+    }
+
+    #[test]
     fn replicas_of_a_pool_with_unequal_lengths_are_noted() {
         let answer = |pool: &str, length: u64| Answer {
             pool: pool.into(),
-            lengths: vec![("m".to_owned(), length)],
+            models: Arc::new(model_list::parse(
+                format!("{{\"data\":[{{\"id\":\"m\",\"max_model_len\":{length}}}]}}").as_bytes(),
+            )),
             ..Answer::default()
         };
         let mut answers = [answer("p", 512), answer("p", 4096), answer("q", 256)];
