@@ -54,7 +54,7 @@ pub use self::budget::{Budget, NO_LIMIT, Window, budgets_of};
 pub(crate) use self::budget::{read_budgets, write_budgets};
 pub use self::canary::{Canary, CanaryShadow, CanaryStep, OnBreach, QuantileRatios};
 use self::check::codec::{SECRET, SWITCH, Word};
-use self::check::values::{MODEL, POSITIVE_DURATION};
+use self::check::values::{INTERVAL, MODEL};
 use self::check::{pool, route};
 pub use self::cluster::{Broker, Cluster, OnLoss};
 pub use self::content::{Content, Hook, Pattern};
@@ -201,7 +201,7 @@ section! {
         /// sent upstream instead of the client's credential
         engine_api_key: Option<Secret> as SECRET, example "env:ENGINE_API_KEY";
         /// between two scrapes of one replica
-        scrape_interval: Duration as POSITIVE_DURATION, default "1s";
+        scrape_interval: Duration as INTERVAL, default "1s";
         /// limit of connections to one replica
         max_connections: NonZeroUsize as 1..=1_000_000, default 16384;
         /// the engine's batch limit; default: learned

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::check::codec::{SHARE, TEXT, Word};
-use super::check::values::POSITIVE_DURATION;
+use super::check::values::{INTERVAL, POSITIVE_DURATION};
 use super::declare::section;
 use crate::labels::labels;
 
@@ -12,7 +12,7 @@ section! {
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Probe for "[pool.probe]" {
         /// between two probes of a replica
-        interval: Duration as POSITIVE_DURATION, default "10s";
+        interval: Duration as INTERVAL, default "10s";
         /// of one probe
         timeout: Duration as POSITIVE_DURATION, default "5s";
         /// auto | completion | chat | embedding | rerank | health; auto: the first that the engine answers

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::check::codec::{List, Own, SWITCH, Word};
 use super::check::section::{Item, Section};
-use super::check::values::{DURATION, MODEL, POSITIVE_DURATION};
+use super::check::values::{DURATION, INTERVAL, MODEL, POSITIVE_DURATION};
 use super::declare::section;
 use crate::labels::labels;
 
@@ -63,7 +63,7 @@ pub struct Lora {
 
 pub(super) fn keep_alive(pool: &Section<'_>) -> Option<Duration> {
     let section = pool.section("keep_alive", "[pool.keep_alive]");
-    let interval = section.parse("interval", &POSITIVE_DURATION);
+    let interval = section.parse("interval", &INTERVAL);
     if section.is_present() && section.get("interval").is_none() {
         section.fault("[pool.keep_alive] has no \"interval\"", "interval = \"45s\"");
     }
@@ -156,6 +156,9 @@ mod tests {
             ("[pool.warmup]\nfeatures = [\"tools\"]", "f.toml:5:13: unknown warm-up feature \"tools\""),
             ("[pool.warmup]\nrequests = 65", "f.toml:5:12: requests is out of range"),
             ("[pool.keep_alive]", "f.toml:4:1: [pool.keep_alive] has no \"interval\""),
+            ("[pool.keep_alive]\ninterval = \"1ms\"", "f.toml:5:12: \"1ms\" is less than 10ms"),
+            ("[pool.probe]\ninterval = \"9ms\"", "f.toml:5:12: \"9ms\" is less than 10ms"),
+            ("scrape_interval = \"10us\"", "f.toml:4:19: \"10us\" is less than 10ms"),
             ("lora = { load = true }", "f.toml:4:8: pool.lora names no adapters"),
         ] {
             let faults = faults_with_pool(text);

@@ -31,6 +31,10 @@ pub(in crate::config) const DURATION: Form<Duration> =
 pub(in crate::config) const POSITIVE_DURATION: Form<Duration> =
     Form { noun: "a duration", hint: DURATION_HINT, parse: positive_duration };
 
+/// A duration between two requests to an engine. A slip in its unit would flood healthy ones.
+pub(in crate::config) const INTERVAL: Form<Duration> =
+    Form { noun: "a duration", hint: "write at least \"10ms\"", parse: interval };
+
 /// A duration of which zero is off.
 pub(in crate::config) const OFF_AT_ZERO: Form<Option<Duration>> = Form {
     noun: DURATION.noun,
@@ -142,6 +146,11 @@ fn positive_duration(text: &str) -> Result<Duration, String> {
     if span.is_zero() { Err(format!("\"{text}\" must be above zero")) } else { Ok(span) }
 }
 
+fn interval(text: &str) -> Result<Duration, String> {
+    let span = duration(text)?;
+    if span < MIN_INTERVAL { Err(format!("\"{text}\" is less than 10ms")) } else { Ok(span) }
+}
+
 fn size(text: &str) -> Result<usize, String> {
     match bytes(text)? {
         0 => Err(format!("\"{text}\" must be above zero")),
@@ -219,6 +228,7 @@ fn digest(text: &str) -> Result<[u8; 32], String> {
 }
 
 const DURATION_HINT: &str = "write a number above zero with its unit (us, ms, s, m, h, d): \"250ms\"";
+const MIN_INTERVAL: Duration = Duration::from_millis(10);
 const MAX_NANOS: f64 = 3650.0 * 86400e9;
 const MAX_BYTES: f64 = 1e15;
 
