@@ -31,8 +31,8 @@ pub(super) const PREEMPTIONS: f64 = 0.5;
 
 /// Events of a part in a window: fewer are chance.
 pub(super) const FEW: u32 = 3;
-/// Misses of a part's own from which its times are compared: fewer are one hiccup.
-pub(super) const MISSES: u32 = 5;
+/// Misses or failures of a route, or a part's own, that count: fewer are one hiccup. Alerts (`rules.yml`) ask for as many.
+pub(crate) const MISSES: u32 = 5;
 /// Tokens of a part, and how many times as long as its peers' they take, from which fewer misses are enough.
 pub(super) const TOKENS: f64 = 100.0;
 pub(super) const FAR_SLOWER: f64 = 3.0;

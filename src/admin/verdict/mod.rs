@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::diagnosis::engines::Ways;
 pub(super) use crate::diagnosis::peers::{Cause, Outlier, RouteFigures, WindowFigures};
-use crate::diagnosis::table::{EMPTIER, EMPTY};
+use crate::diagnosis::table::{EMPTIER, EMPTY, MISSES as MIN_MISSES};
 use crate::diagnosis::{engines, peers};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::labels::labels;
@@ -167,7 +167,6 @@ pub(super) fn overall(verdicts: &[Verdict], lateness: Lateness) -> (Status, Stri
 
 /// A p99 bound allows this share of misses.
 const ALLOWED_SHARE: f64 = 0.01;
-const MIN_MISSES: u32 = 5;
 /// Requests that are stuck at the same time.
 const MIN_STUCK: usize = 2;
 const MIN_JUDGED: u32 = 5;

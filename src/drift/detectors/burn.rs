@@ -204,6 +204,13 @@ mod tests {
     }
 
     #[test]
+    fn a_handful_of_failures_is_no_burn_until_the_alerts_take_it_for_one() {
+        let fails = |failures: u32| run(1, |request, _| request < failures).0;
+        assert_eq!(fails(4), None);
+        assert!(fails(5).is_some_and(|burn| burn.long == 3600.0));
+    }
+
+    #[test]
     fn a_peak_hour_that_fails_day_after_day_is_found() {
         let in_peak = |at: f64| (at / 3600.0).floor() as i64 % 24 == 14;
         let (_, bad_hour) = run(7, |request, at| in_peak(at) && request % 100 == 0);
