@@ -159,6 +159,8 @@ pub struct Attempt {
     pub status: Option<u16>,
     /// Code of a `ReplicaFailure`; `None` for the attempt that was answered.
     pub error: Option<&'static str>,
+    /// Code of the `ReplicaFailure` that ended its answer after it had begun.
+    pub broken: Option<&'static str>,
     /// Predicted wait at the engine; `None` before its model is learned.
     pub expected: Option<ExpectedWait>,
     /// Requests that waited at the replica when it was chosen: ours without a first token, others' by the last scrape, and one

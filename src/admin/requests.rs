@@ -237,7 +237,7 @@ fn attempt(record: &Record, attempt: &record::Attempt) -> Attempt {
         end: Some(since_head(record.end_of(attempt))),
         empty: attempt.is_empty,
         engine_error: attempt.engine_error.as_deref().map(str::to_owned),
-        error: attempt.error.map(str::to_owned),
+        error: attempt.error.or(attempt.broken).map(str::to_owned),
         expected_prefill: attempt.expected.map(|expected| expected.prefill.as_secs_f64()),
         expected_queue: attempt.expected.map(|expected| expected.queue.as_secs_f64()),
         head: attempt.head.map(since_head),

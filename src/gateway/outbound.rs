@@ -368,6 +368,7 @@ pub(super) fn open_entry(
         end,
         status: None,
         error: None,
+        broken: None,
         expected: pick.assignment.expected(),
         ahead: pick.assignment.ahead,
         seen: None,

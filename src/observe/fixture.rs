@@ -41,6 +41,7 @@ fn attempt() -> Attempt {
         end: at(2300),
         status: Some(200),
         error: None,
+        broken: None,
         expected: None,
         ahead: 0.0,
         seen: None,

@@ -180,6 +180,12 @@ impl RecordGuard {
 
     /// Sets a failure as the end of the request; only the first end has effect.
     pub fn fail(&mut self, failure: &Failure) {
+        if let (Failure::Replica(why), false) = (failure, self.is_settled) {
+            let last = self.record().attempts.last_mut();
+            if let Some(begun) = last.filter(|last| last.error.is_none() && last.head.is_some()) {
+                begun.broken = Some(why.code());
+            }
+        }
         self.settle(Outcome::of(failure), Some(failure.code()));
     }
 }

@@ -1,7 +1,7 @@
 //! A bug of the gateway's own: a panic while a request is served costs that request, and nothing that it held.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use tokenway::observe::metrics::StreamKey;
 use tokenway::observe::{Judgement, Tap};
@@ -9,7 +9,7 @@ use tokenway::record::{FirstToken, Gaps, Record};
 
 use super::{CHAT, PATH, UNARY};
 use crate::support::replica::{Gate, Replica, Step};
-use crate::support::{Gateway, config, wire};
+use crate::support::{Gateway, config, until, wire};
 
 /// Panics where it is told to, once.
 #[derive(Debug, Default)]
@@ -28,6 +28,31 @@ impl Tap for Buggy {
     }
 
     fn record(&self, _: &Arc<Record>, _: &Judgement) {}
+}
+
+/// Why the last attempt of each request broke off.
+#[derive(Debug, Default)]
+struct Breaks(Mutex<Vec<Option<&'static str>>>);
+
+impl Tap for Breaks {
+    fn record(&self, record: &Arc<Record>, _: &Judgement) {
+        self.0.lock().unwrap().push(record.attempts.last().and_then(|made| made.broken));
+    }
+}
+
+#[tokio::test]
+async fn why_a_stream_broke_off_is_in_its_attempt() {
+    let replica = Replica::start().await;
+    let breaks = Arc::new(Breaks::default());
+    let tap = Arc::clone(&breaks) as Arc<dyn Tap>;
+    let gateway = Gateway::start_observed(config::of(&[&replica]), Some(tap));
+    gateway.ready().await;
+    replica.next(wire::begun_then("a", [Step::Close]));
+    assert!(!gateway.post(PATH, CHAT).await.body.is_complete);
+    replica.next(wire::chat_stream(&["a", "b"]));
+    assert!(gateway.post(PATH, CHAT).await.body.is_complete);
+    until("both are recorded", || breaks.0.lock().unwrap().len() == 2).await;
+    assert_eq!(*breaks.0.lock().unwrap(), [Some("truncated"), None]);
 }
 
 #[tokio::test]
