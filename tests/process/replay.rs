@@ -35,6 +35,9 @@ fn figure(run: &Value, name: &str) -> f64 {
     run[name].as_f64().unwrap_or_else(|| panic!("{name} in {run}"))
 }
 
+/// An engine that states all its limits.
+const SLOW: &str = r#"{"step_s": 0.05, "prompt_token_s": 0.0005, "max_num_seqs": 256, "max_batched_tokens": 8192, "kv_tokens": 799744}"#;
+
 /// A folder with `trace.jsonl` (conversations that share their past), `azure.csv`, `latency.toml` and `turns.toml`.
 fn folder() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
@@ -70,7 +73,7 @@ fn folder() -> tempfile::TempDir {
         ("wrong.toml", "[server]\nlisten = \"nowhere\"\n".to_owned()),
         ("wrong.jsonl", "{\"timestamp\": 1}\n".to_owned()),
         ("years.jsonl", at(0) + &at(99_999_999_999_999)),
-        ("slow.json", "{\"step_s\": 0.05, \"prompt_token_s\": 0.0005}".to_owned()),
+        ("slow.json", SLOW.to_owned()),
         ("wrong.json", "{\"steps\": 1}".to_owned()),
     ] {
         std::fs::write(directory.path().join(file), text).unwrap();
@@ -212,10 +215,14 @@ fn an_engine_fitted_to_a_recording_can_be_replayed_on() {
     assert!(said.err.contains("held out: 15 requests, TTFT off by"), "{}", said.err);
     let engine: Value = serde_json::from_str(&said.out).unwrap();
     let prompt_token = figure(&engine, "prompt_token_s");
+    assert!(engine["kv_tokens"].is_null(), "a recording does not have the engine's limits: {engine}");
+    assert!(said.err.contains("max_num_seqs, max_batched_tokens, kv_tokens"), "{}", said.err);
     assert!((0.0009..0.0011).contains(&prompt_token), "{engine}");
     std::fs::write(folder.path().join("fitted.json"), said.out).unwrap();
     let args = ["@azure.csv", "--policies", "latency", "--replicas", "1", "--engine", "@fitted.json"];
-    assert_eq!(runs(folder.path(), &args).len(), 1);
+    let said = replay(folder.path(), &args);
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert!(said.err.contains("max_num_seqs 256, max_batched_tokens 8192, kv_tokens 799744"), "{}", said.err);
 }
 
 #[test]

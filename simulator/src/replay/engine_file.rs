@@ -14,10 +14,13 @@ use crate::engine::EngineConfig;
 #[serde(deny_unknown_fields, default)]
 pub struct EngineFile {
     /// Sequences in the batch at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_num_seqs: Option<usize>,
     /// Tokens of one step at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_batched_tokens: Option<u64>,
     /// Tokens that fit into the KV cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_tokens: Option<u64>,
     /// Seconds of an empty step.
     pub step_s: Option<f64>,
@@ -78,6 +81,20 @@ impl EngineFile {
         Ok(file)
     }
 
+    /// The limits that the file leaves open, with those of `engine`, which are taken then: a recording does not have them.
+    #[must_use]
+    pub fn open_limits(&self, engine: &EngineConfig) -> Vec<(&'static str, u64)> {
+        [
+            ("max_num_seqs", self.max_num_seqs.is_none(), engine.max_num_seqs as u64),
+            ("max_batched_tokens", self.max_batched_tokens.is_none(), engine.max_batched_tokens),
+            ("kv_tokens", self.kv_tokens.is_none(), engine.num_blocks * engine.block_size),
+        ]
+        .into_iter()
+        .filter(|(_, is_open, _)| *is_open)
+        .map(|(name, _, value)| (name, value))
+        .collect()
+    }
+
     /// `engine` with the file's values.
     #[must_use]
     pub fn over(&self, mut engine: EngineConfig) -> EngineConfig {
@@ -118,6 +135,8 @@ mod tests {
         assert_eq!((engine.cost.step.as_millis(), engine.num_blocks), (20, 10));
         assert_eq!(engine.cost.prefill_tokens_per_second, 1_000.0);
         assert_eq!(engine.cost.context_seconds, default.cost.context_seconds);
+        let open = EngineFile { max_num_seqs: Some(32), ..EngineFile::default() }.open_limits(&default);
+        assert_eq!(open, [("max_batched_tokens", 8192), ("kv_tokens", 799_744)]);
     }
 
     #[test]

@@ -95,7 +95,7 @@ pub fn run(
         return drift(args, out, err);
     }
     let done = if args.fit {
-        fitted(args).map(|fit| report::fit(&fit, out, err))
+        fitted(args).map(|fit| report::fit(&fit, &args.hardware.engine(), out, err))
     } else {
         Plan::read(args, env).map(|plan| {
             plan.notes.iter().try_for_each(|note| writeln!(err, "note: {note}"))?;
@@ -130,8 +130,13 @@ fn replayed(args: &ReplayArgs, plan: &Plan, out: &mut dyn Write) -> io::Result<(
     if args.json { report::json(&lines, out) } else { report::table(&plan.header(), &lines, out) }
 }
 
+/// The limits are those of `--engine`, or absent: a recording does not show them.
 fn fitted(args: &ReplayArgs) -> Result<Fit, ReplayError> {
-    Ok(fit(&read(&args.trace, Recording::read)?, &engine(args)?))
+    let mut fit = fit(&read(&args.trace, Recording::read)?, &engine(args)?);
+    let EngineFile { max_num_seqs, max_batched_tokens, kv_tokens, .. } =
+        engine_file(args)?.unwrap_or_default();
+    fit.engine = EngineFile { max_num_seqs, max_batched_tokens, kv_tokens, ..fit.engine };
+    Ok(fit)
 }
 
 /// Reads a file as `parse` does its text.
@@ -143,10 +148,15 @@ pub(super) fn read<T, E: Into<Fault>>(
     parse(&text).map_err(|error| ReplayError::In(path.to_owned(), error.into()))
 }
 
+/// `--engine`
+fn engine_file(args: &ReplayArgs) -> Result<Option<EngineFile>, ReplayError> {
+    args.engine.as_ref().map(|path| read(path, EngineFile::read)).transpose()
+}
+
 fn engine(args: &ReplayArgs) -> Result<EngineConfig, ReplayError> {
     let mut engine = args.hardware.engine();
-    if let Some(path) = &args.engine {
-        engine = read(path, EngineFile::read)?.over(engine);
+    if let Some(file) = engine_file(args)? {
+        engine = file.over(engine);
     }
     engine.cost.jitter = args.jitter.unwrap_or(engine.cost.jitter);
     Ok(engine)

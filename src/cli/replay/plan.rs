@@ -9,7 +9,7 @@ use tokenway_sim::kv_transfer::KvTransfer;
 use tokenway_sim::replay::{Bounds, Demand, Figures, KvNetwork, Router, Scenario, Trace, run};
 
 use super::args::Contender;
-use super::{Fault, ReplayArgs, ReplayError, engine, read};
+use super::{Fault, ReplayArgs, ReplayError, engine, engine_file, read};
 use crate::config::load::{Source, load};
 use crate::config::{Config, ItlBounds, Overrides, QueueLimits, Route, Slo, TtftBound};
 use crate::routing::EngineLimits;
@@ -76,7 +76,7 @@ impl Plan {
             return Err(ReplayError::In(args.trace.clone(), Fault::TooLong { load, days, most: MAX_DAYS }));
         }
         let cells = cells(args, entrants.len(), settings.len());
-        let mut notes = Vec::new();
+        let mut notes: Vec<String> = open_limits(args)?.into_iter().collect();
         for (file, config) in &configs {
             notes.extend(note(file, route(args, file, config)?));
         }
@@ -153,6 +153,17 @@ impl Entrant {
         let wanted = (share * setting.replicas as f64).round() as usize;
         setting.prefill_replicas.unwrap_or(wanted.max(1)).min(setting.replicas - 1)
     }
+}
+
+/// What `--engine` leaves open, in words: too large a batch or cache makes the fleet too small.
+fn open_limits(args: &ReplayArgs) -> Result<Option<String>, ReplayError> {
+    let (Some(path), Some(file)) = (&args.engine, engine_file(args)?) else { return Ok(None) };
+    let open = file.open_limits(&args.hardware.engine());
+    let taken: Vec<_> = open.iter().map(|(name, value)| format!("{name} {value}")).collect();
+    let note = || {
+        format!("{} leaves limits open, those of --hardware are taken: {}", path.display(), taken.join(", "))
+    };
+    Ok((!taken.is_empty()).then(note))
 }
 
 pub(in crate::cli) fn bounds(slo: &Slo) -> Bounds {

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use serde::Serialize;
+use tokenway_sim::engine::EngineConfig;
 use tokenway_sim::replay::{Figures, Fit, Prediction};
 
 use super::plan::{GridCell, Plan};
@@ -103,9 +104,18 @@ pub(in crate::cli) fn grid(rows: &[Vec<String>], names: usize) -> String {
 }
 
 /// Prints the engine file, and on `err` how well it fits.
-pub(super) fn fit(fit: &Fit, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<()> {
+pub(super) fn fit(
+    fit: &Fit,
+    default: &EngineConfig,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut *out, &fit.engine)?;
     writeln!(out)?;
+    let open: Vec<_> = fit.engine.open_limits(default).into_iter().map(|(name, _)| name).collect();
+    if !open.is_empty() {
+        writeln!(err, "not in a recording: add your engine's {} to the file", open.join(", "))?;
+    }
     writeln!(err, "outside of the engine: {:.1} ms of each TTFT", 1_000.0 * fit.overhead_s)?;
     for (which, error) in [("fitted", &fit.fitted), ("held out", &fit.held_out)] {
         let percent = |share: f64| 100.0 * share;
