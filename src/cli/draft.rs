@@ -8,7 +8,8 @@ use crate::config::{MAX_NAME, PolicyName, parse_endpoint};
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     pub(super) listen: Option<String>,
-    pub(super) admin_listen: Option<String>,
+    /// `admin.metrics_listen`
+    pub(super) metrics_listen: Option<String>,
     /// Further lines of `[server]`.
     pub(super) server: Vec<String>,
     /// `retry.attempts`
@@ -55,7 +56,6 @@ impl Draft {
             "# {origin}\n# Is it right?  tokenway check {file} --online   Every key: config/reference.toml\n"
         );
         let listen = self.listen.as_deref().unwrap_or("127.0.0.1:8080");
-        let admin = self.admin_listen.as_deref().unwrap_or("127.0.0.1:9090");
         let _ = write!(
             out,
             "\n[server]\nlisten = {}   # clients' base URL; 0.0.0.0:8080 is for other machines: add a [[tenant]] with keys then\n",
@@ -64,10 +64,16 @@ impl Draft {
         self.server.iter().for_each(|line| push_line(&mut out, line));
         let _ = write!(
             out,
-            "\n[admin]\nlisten = {}   # page, /metrics, /readyz\n\
-             # token = \"env:TOKENWAY_ADMIN_TOKEN\"   # needed before admin.listen may leave this machine\n",
-            quoted(admin)
+            "\n[admin]\nlisten = \"127.0.0.1:9090\"   # page, /metrics, /readyz\n\
+             # token = \"env:TOKENWAY_ADMIN_TOKEN\"   # needed before admin.listen may leave this machine\n"
         );
+        if let Some(address) = &self.metrics_listen {
+            let _ = writeln!(
+                out,
+                "metrics_listen = {}   # /metrics and health, without a token",
+                quoted(address)
+            );
+        }
         if let Some(attempts) = self.attempts {
             let _ = write!(out, "\n[retry]\nattempts = {attempts}\n");
         }

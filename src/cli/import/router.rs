@@ -27,8 +27,13 @@ pub(super) fn import(flags: &[String], notes: &mut Notes) -> Draft {
         read.draft.attempts = Some(0);
     }
     let prefill = read.prefill(notes);
-    let Read { mut draft, mut pool, mut route, host, port, tls, .. } = read;
+    let Read { mut draft, mut pool, mut route, host, port, tls, metrics, .. } = read;
     listen(&mut draft, host, port, notes);
+    if metrics.iter().any(Option::is_some) {
+        let [host, port] = metrics;
+        let host = host.unwrap_or_else(|| "0.0.0.0".to_owned());
+        draft.metrics_listen = address("--prometheus-host, --prometheus-port", host, port, "29000", notes);
+    }
     match tls {
         [Some(cert), Some(key)] => {
             draft.server.push(format!("tls = {{ cert = {}, key = {} }}", quoted(&cert), quoted(&key)));
@@ -65,6 +70,8 @@ struct Read {
     host: Option<String>,
     port: Option<String>,
     tls: [Option<String>; 2],
+    /// `--prometheus-host`, `--prometheus-port`
+    metrics: [Option<String>; 2],
     /// Replicas that compute prompts, with what follows their URLs: the port of SGLang's bootstrap server.
     prefills: Vec<(String, Option<String>)>,
     /// Of vLLM: KV moves by its `kv_transfer_params`.
@@ -169,9 +176,8 @@ impl Read {
         match flag.name.as_str() {
             "host" => self.host = Some(value.to_owned()),
             "port" => self.port = Some(value.to_owned()),
-            "prometheus-port" if value.parse::<u16>().is_ok() => {
-                self.draft.admin_listen = Some(format!("127.0.0.1:{value}"));
-            }
+            "prometheus-host" => self.metrics[0] = Some(value.to_owned()),
+            "prometheus-port" if value.parse::<u16>().is_ok() => self.metrics[1] = Some(value.to_owned()),
             "max-payload-size" if flag.is_number() => match value.parse::<usize>() {
                 Ok(0) => notes.left(shown, "no request has a body of no bytes; the default is 32MiB"),
                 Ok(bytes) if bytes > Server::default().body_memory => {
@@ -204,13 +210,24 @@ fn listen(draft: &mut Draft, host: Option<String>, port: Option<String>, notes: 
     if host.is_none() {
         notes.add("no --host: this machine alone, 127.0.0.1; some of these gateways listen on 0.0.0.0 then");
     }
-    let host = host.unwrap_or_else(|| "127.0.0.1".to_owned()).replace("localhost", "127.0.0.1");
+    let host = host.unwrap_or_else(|| "127.0.0.1".to_owned());
+    draft.listen = address("--host, --port", host, port, "30000", notes).or(draft.listen.take());
+}
+
+/// The address of two flags, or a note why it is none.
+fn address(
+    flags: &str,
+    host: String,
+    port: Option<String>,
+    default: &str,
+    notes: &mut Notes,
+) -> Option<String> {
+    let host = host.replace("localhost", "127.0.0.1");
     let host = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host };
-    let address = format!("{host}:{}", port.unwrap_or_else(|| "30000".to_owned()));
-    match address.parse::<std::net::SocketAddr>() {
-        Ok(address) => draft.listen = Some(address.to_string()),
-        Err(_) => notes.left(format_args!("--host, --port {address}"), "not an IP address with a port"),
-    }
+    let address = format!("{host}:{}", port.as_deref().unwrap_or(default));
+    let parsed = address.parse::<std::net::SocketAddr>();
+    let fault = |_| notes.left(format_args!("{flags} {address}"), "not an IP address with a port");
+    parsed.map(|address| address.to_string()).map_err(fault).ok()
 }
 
 /// As many bytes, in the largest unit that has them exactly.
@@ -228,7 +245,6 @@ fn why(flag: &str) -> &'static str {
         | "balance-rel-threshold"
         | "eviction-interval-secs"
         | "max-tree-size" => "not needed: latency weighs cached prefixes against queues in seconds",
-        "prometheus-host" => "see admin.metrics_listen; admin.listen beyond loopback needs admin.token",
         "otlp-traces-endpoint" | "enable-trace" => "see [telemetry.otlp]",
         "log-level" | "log-dir" => "give --log-level to tokenway serve; logs go to stderr",
         "max-concurrent-requests" | "rate-limit-tokens-per-second" => "see tenant.limits",

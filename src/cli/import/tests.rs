@@ -91,6 +91,22 @@ fn what_flags_write_passes_check_or_is_a_line() {
 }
 
 #[test]
+fn metrics_are_where_they_were() {
+    let import = |flags: &str| import_flags("vllm-router", &format!("--worker-urls http://a:1 {flags}"));
+    for (flags, address) in [
+        ("--prometheus-port 29000", "0.0.0.0:29000"),
+        ("--prometheus-port 29000 --prometheus-host 127.0.0.1", "127.0.0.1:29000"),
+        ("--prometheus-host ::1", "[::1]:29000"),
+    ] {
+        let (code, text, shown) = import(flags);
+        let listen = checked(&text).admin.metrics_listen.map(|address| address.to_string());
+        assert_eq!((code, listen.as_deref()), (0, Some(address)), "{flags}: {shown}");
+    }
+    let (code, _, shown) = import("--prometheus-host gpu-host");
+    assert!(code == 1 && shown.contains("not an IP address with a port"), "{shown}");
+}
+
+#[test]
 fn prefill_and_decode_workers_become_two_pools() {
     let flags = "--prefill http://p1:30001 9001 --prefill http://p2:30002 9001 --decode http://d1:30003 --decode http://d2:30004";
     for (kind, mode, connector) in [
