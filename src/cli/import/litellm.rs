@@ -105,6 +105,9 @@ fn deployment(found: &mut Found, entry: &Json, notes: &mut Notes) {
     let Some(base) = params["api_base"].as_str().or(params["base_url"].as_str()) else {
         return notes.left(what, "no api_base: a provider's own API is not an engine of yours");
     };
+    if base.starts_with("os.environ/") {
+        return notes.left(what, &format!("api_base {base}: no variable is read here, write the URL"));
+    }
     let (provider, upstream) = provider_and_model(params, model);
     match provider {
         Some(provider) if FOREIGN.contains(&provider) => {

@@ -37,6 +37,10 @@ pub(super) fn import(text: &str, notes: &mut Notes) -> Result<Draft, String> {
                 );
                 open.push(Block::Skipped);
             }
+            ('{', ["if", condition @ ..], _) if condition.iter().any(|word| word.contains(AUTHORIZATION)) => {
+                notes.left(format_args!("line {line}: if ({AUTHORIZATION}"), LETS_IN);
+                open.push(block);
+            }
             ('{', ["location", rest @ ..], _) => {
                 open.push(Block::Location(locations.len()));
                 // A regular expression or a name is no prefix.
@@ -169,7 +173,9 @@ fn moved<'a>(location: &'a str, path: &'a str) -> Option<(&'a str, &'a str)> {
     (!path.contains(['$', '?']) && !base.ends_with('/') && !base.ends_with("/v1")).then_some((root, base))
 }
 
+const LETS_IN: &str = "without a [[tenant]] with keys, or [auth.jwt], everybody is let in";
 const NO_URL: &str = "no http:// or https:// URL";
+const AUTHORIZATION: &str = "$http_authorization";
 const OTHER_PATHS: &str =
     "what it makes of a path is not what server.root_path and the path of a replica's URL do";
 const OTHER_ROOT: &str = "another location has its prefix as server.root_path, which is one for all";
@@ -177,9 +183,7 @@ const OTHER_ROOT: &str = "another location has its prefix as server.root_path, w
 /// Why a directive outside of upstream blocks is not in the result.
 fn why(name: &str) -> &'static str {
     match name {
-        "auth_basic" | "auth_basic_user_file" | "auth_request" | "auth_jwt" | "auth_jwt_key_file" => {
-            "without a [[tenant]] with keys, or [auth.jwt], everybody is let in"
-        }
+        "auth_basic" | "auth_basic_user_file" | "auth_request" | "auth_jwt" | "auth_jwt_key_file" => LETS_IN,
         "allow" | "deny" => "no counterpart: everybody who reaches the port is let in",
         "client_max_body_size" => "see server.body_limit",
         "proxy_read_timeout" | "proxy_send_timeout" | "proxy_connect_timeout" => "see [timeouts]",

@@ -1,4 +1,4 @@
-//! Flags of the SGLang family: vllm-router, sglang-router, SMG.
+//! Flags of the SGLang family, vllm-router, sglang-router, SMG, and those of production-stack's router, which is called vllm-router too.
 
 use sha2::{Digest as _, Sha256};
 
@@ -26,6 +26,7 @@ pub(super) fn import(flags: &[String], notes: &mut Notes) -> Draft {
     if read.has_no_retries {
         read.draft.attempts = Some(0);
     }
+    read.take_engine_tls();
     let prefill = read.prefill(notes);
     let Read { mut draft, mut pool, mut route, host, port, tls, metrics, .. } = read;
     listen(&mut draft, host, port, notes);
@@ -70,6 +71,8 @@ struct Read {
     host: Option<String>,
     port: Option<String>,
     tls: [Option<String>; 2],
+    /// To the engines: CA, certificate, key.
+    engine_tls: [Option<String>; 3],
     /// `--prometheus-host`, `--prometheus-port`
     metrics: [Option<String>; 2],
     /// Replicas that compute prompts, with what follows their URLs: the port of SGLang's bootstrap server.
@@ -98,6 +101,16 @@ impl Read {
             _ => return false,
         }
         true
+    }
+
+    /// Writes `pool.tls`, where a flag was about it.
+    fn take_engine_tls(&mut self) {
+        let files = ["ca", "cert", "key"].into_iter().zip(&self.engine_tls);
+        let keys: Vec<_> =
+            files.filter_map(|(key, file)| Some(format!("{key} = {}", quoted(file.as_deref()?)))).collect();
+        if !keys.is_empty() {
+            self.pool.keys.push(format!("tls = {{ {} }}", keys.join(", ")));
+        }
     }
 
     /// The pool that computes prompts, and the table of its route.
@@ -139,10 +152,14 @@ impl Read {
     fn engine(&mut self, flag: &Flag, shown: &str, notes: &mut Notes) -> bool {
         let value = flag.value();
         match flag.name.as_str() {
-            "worker-urls" | "worker-url" => {
-                flag.values.iter().for_each(|url| notes.add_replica(&mut self.pool.replicas, url));
+            "worker-urls" | "worker-url" | "static-backends" => {
+                let urls = flag.values.iter().flat_map(|urls| urls.split(',')).filter(|url| !url.is_empty());
+                urls.for_each(|url| notes.add_replica(&mut self.pool.replicas, url));
             }
-            "policy" => self.route.policy = notes.policy(shown, value).or(self.route.policy),
+            "service-discovery" if value == "static" => {}
+            "policy" | "routing-logic" => {
+                self.route.policy = notes.policy(shown, value).or(self.route.policy);
+            }
             // These gateways ask their clients for it and send it to the engines.
             "api-key" if !value.is_empty() => {
                 self.draft.client_key = Some(digits::hex_of(&Sha256::digest(value)));
@@ -160,6 +177,12 @@ impl Read {
             // The default: as many engines as /metrics shows.
             "dp-aware" => {}
             "disable-retries" => self.has_no_retries = true,
+            "ca-cert-path" | "ca-cert-paths" => self.engine_tls[0] = Some(value.to_owned()),
+            "client-cert-path" => self.engine_tls[1] = Some(value.to_owned()),
+            "client-key-path" => self.engine_tls[2] = Some(value.to_owned()),
+            "health-check-endpoint" if !value.is_empty() => {
+                self.pool.keys.push(format!("engine_profile.health_path = {}", quoted(value)));
+            }
             "health-check-interval-secs" | "health-check-timeout-secs" if flag.is_number() => {
                 let key = flag.name.trim_start_matches("health-check-").trim_end_matches("-secs");
                 let span = notes.seconds(shown, value);
@@ -249,9 +272,16 @@ fn why(flag: &str) -> &'static str {
         "log-level" | "log-dir" => "give --log-level to tokenway serve; logs go to stderr",
         "max-concurrent-requests" | "rate-limit-tokens-per-second" => "see tenant.limits",
         "queue-size" | "queue-timeout-secs" => "see [route.queue]",
-        "service-discovery" | "selector" | "service-discovery-port" | "service-discovery-namespace" => {
-            "see pool.kubernetes"
-        }
+        "service-discovery"
+        | "selector"
+        | "service-discovery-port"
+        | "service-discovery-namespace"
+        | "k8s-namespace"
+        | "k8s-label-selector"
+        | "k8s-port" => "see pool.kubernetes",
+        "static-models" => "not needed: engines list their models",
+        "session-key" => "session goes by the header x-session-id",
+        _ if flag.starts_with("jwt-") => "see [auth.jwt]",
         "prefill-policy" | "decode-policy" => "a route has one policy, for both",
         _ if flag.starts_with("cb-") || flag == "disable-circuit-breaker" => "see pool.ejection",
         _ => UNKNOWN,
@@ -321,13 +351,15 @@ fn split(flags: &[String], notes: &mut Notes) -> Vec<Flag> {
 
 /// Whether each of several counts.
 fn is_listed(flag: &Flag) -> bool {
-    matches!(flag.name.as_str(), "worker-urls" | "worker-url" | "prefill" | "decode")
+    matches!(flag.name.as_str(), "worker-urls" | "worker-url" | "static-backends" | "prefill" | "decode")
 }
 
 /// How many values a flag that is mapped takes, and in words.
 fn takes(name: &str) -> (usize, &'static str) {
     match name {
-        "worker-urls" | "worker-url" | "decode" | "cors-allowed-origins" => (usize::MAX, "several values"),
+        "worker-urls" | "worker-url" | "static-backends" | "decode" | "cors-allowed-origins" => {
+            (usize::MAX, "several values")
+        }
         "prefill" => (2, "a URL and a port; give it once for each replica"),
         "pd-disaggregation" | "vllm-pd-disaggregation" | "dp-aware" | "disable-retries" => (0, "no value"),
         _ => (1, "one value"),

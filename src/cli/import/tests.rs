@@ -107,6 +107,46 @@ fn metrics_are_where_they_were() {
 }
 
 #[test]
+fn flags_of_production_stack_s_router_are_read() {
+    let flags =
+        "--service-discovery static --static-backends http://a:1,http://b:1 --routing-logic prefixaware";
+    let (code, text, shown) = import_flags("vllm-router", flags);
+    let config = checked(&text);
+    assert_eq!((code, config.pools[0].replicas.len()), (0, 2), "{shown}");
+    assert_eq!(config.routes[0].policy, PolicyName::Prefix);
+    let (code, _, shown) =
+        import_flags("vllm-router", &format!("{flags} --static-models m,m --session-key x-user-id"));
+    assert!(
+        code == 1 && shown.contains("engines list their models") && shown.contains("x-session-id"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn tls_to_the_workers_and_their_health_go_along() {
+    let flags = "--worker-urls https://a:1 --ca-cert-path ca.pem --client-cert-path c.pem --client-key-path c.key \
+                 --health-check-endpoint /ping";
+    let (code, text, shown) = import_flags("smg", flags);
+    assert_eq!(code, 0, "{shown}");
+    assert!(text.contains("tls = { ca = \"ca.pem\", cert = \"c.pem\", key = \"c.key\" }"), "{text}");
+    assert!(text.contains("engine_profile.health_path = \"/ping\""), "{text}");
+    let (_, _, shown) = import_flags("smg", "--worker-urls http://a:1 --jwt-issuer https://idp");
+    assert!(shown.contains("see [auth.jwt]"), "{shown}");
+}
+
+#[test]
+fn what_only_a_running_gateway_knows_is_named() {
+    let models = entry("m", "hosted_vllm/m", "a:1", "").replace("http://a:1", "os.environ/BASE");
+    let (_, _, shown) = import_models(&[models]);
+    assert!(shown.contains("api_base os.environ/BASE: no variable is read here"), "{shown}");
+    let guard = "http { server { location / { if ($http_authorization != \"Bearer k\") { return 401; } \
+                 proxy_pass http://a:1; } } }";
+    let (code, text, shown) = import_file("nginx", guard);
+    assert_eq!((code, checked(&text).pools[0].replicas.len()), (1, 1), "{shown}");
+    assert!(shown.contains("everybody is let in") && !shown.contains("Bearer"), "{shown}");
+}
+
+#[test]
 fn prefill_and_decode_workers_become_two_pools() {
     let flags = "--prefill http://p1:30001 9001 --prefill http://p2:30002 9001 --decode http://d1:30003 --decode http://d2:30004";
     for (kind, mode, connector) in [
