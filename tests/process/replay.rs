@@ -257,6 +257,15 @@ fn what_cannot_be_run_is_explained() {
 }
 
 #[test]
+fn a_production_configuration_is_replayed_without_its_secrets() {
+    let folder = folder();
+    let text = std::fs::read_to_string(folder.path().join("latency.toml")).unwrap();
+    let secret = "[admin]\ntoken = \"env:TOKENWAY_NOT_SET\"\n";
+    std::fs::write(folder.path().join("secret.toml"), format!("{secret}{text}")).unwrap();
+    assert!(!runs(folder.path(), &["@azure.csv", "--config", "@secret.toml"]).is_empty());
+}
+
+#[test]
 fn wrong_flags_are_usage_errors() {
     for (args, expected) in [
         (vec!["t"], "--config"),

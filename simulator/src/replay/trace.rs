@@ -134,7 +134,7 @@ fn columns(header: &str) -> Result<[usize; 3], String> {
 }
 
 fn azure(line: &str, columns: [usize; 3]) -> Result<TraceRequest, String> {
-    let fields: Vec<&str> = line.split(',').map(str::trim).collect();
+    let fields: Vec<&str> = line.split(',').map(|field| field.trim().trim_matches('"')).collect();
     let field = |which: usize| {
         let text = fields.get(columns[which]).copied();
         text.ok_or_else(|| format!("{} is missing", COLUMNS[which]))
@@ -209,7 +209,10 @@ mod tests {
         assert_eq!(Trace::read(rows), Ok(trace.clone()), "without a header");
         let swapped = "Model,GeneratedTokens,timestamp,ContextTokens\na,44,2023-12-31 23:59:59.5,374\n\
                        b,109,2024-01-01 00:00:01,396\n";
-        assert_eq!(Trace::read(swapped), Ok(trace), "by the header's names");
+        assert_eq!(Trace::read(swapped), Ok(trace.clone()), "by the header's names");
+        let quoted = "\"2023-12-31T23:59:59.5Z\",374,44\n\"2024-01-01T00:00:01Z\",\"396\",109\n";
+        let header = "TIMESTAMP,ContextTokens,GeneratedTokens\n";
+        assert_eq!(Trace::read(&format!("{header}{quoted}")), Ok(trace), "as jq's @csv writes it");
     }
 
     #[test]
