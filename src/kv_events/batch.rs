@@ -11,6 +11,8 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 pub(super) enum Event {
     /// Blocks became part of the cache.
     Stored(Stored),
+    /// Blocks were copied to a tier that publishes nothing of them but their hashes.
+    Copied { hashes: Vec<u64> },
     /// Blocks were evicted.
     Removed { hashes: Vec<u64>, medium: Medium },
     /// The whole cache was emptied.
@@ -128,7 +130,7 @@ impl<'v> Fields<'v> {
                 if self.is_of_other_group(9) || self.get("kv_cache_spec_sliding_window", 11).is_some() {
                     return Ok(None);
                 }
-                self.stored().map(|stored| stored.map(Event::Stored))
+                self.stored()
             }
             _ => Ok(None),
         }
@@ -151,12 +153,16 @@ impl<'v> Fields<'v> {
         }
     }
 
-    fn stored(&self) -> Result<Option<Stored>, Unreadable> {
+    fn stored(&self) -> Result<Option<Event>, Unreadable> {
         let hashes = self.hashes()?;
         if hashes.is_empty() {
             return Ok(None);
         }
-        let tokens = self.get("token_ids", 3).and_then(Value::as_array).ok_or(Unreadable)?;
+        let (tokens, medium) = (self.get("token_ids", 3), self.medium(6));
+        let tokens = tokens.and_then(Value::as_array).ok_or(Unreadable)?;
+        if tokens.is_empty() && medium == Medium::Other {
+            return Ok(Some(Event::Copied { hashes }));
+        }
         let size = self.get("block_size", 4).and_then(Value::as_u64).filter(|size| *size > 0);
         let size = size.and_then(|size| usize::try_from(size).ok()).ok_or(Unreadable)?;
         let parent =
@@ -180,7 +186,7 @@ impl<'v> Fields<'v> {
             blocks.push(Block { hash, content: xxh3_64_with_seed(&block, adapter ^ own.rotate_left(1)) });
         }
         let block_tokens = u32::try_from(size).map_err(|_| Unreadable)?;
-        Ok(Some(Stored { parent, medium: self.medium(6), block_tokens, blocks }))
+        Ok(Some(Event::Stored(Stored { parent, medium, block_tokens, blocks })))
     }
 }
 
@@ -267,6 +273,17 @@ mod tests {
         assert_eq!(one.blocks[0].content, other.blocks[0].content);
         assert!(one.parent.is_some() && other.parent.is_none());
         assert_eq!((hashes.as_slice(), *medium), ([u64::MAX].as_slice(), Medium::Other));
+    }
+
+    #[test]
+    fn a_tier_may_publish_nothing_but_hashes() {
+        let in_medium = |medium: &str| {
+            let nothing = [Value::Nil, list([]), Value::from(0), Value::Nil, Value::from(medium)];
+            list([Value::from("BlockStored"), numbers([7])].into_iter().chain(nothing))
+        };
+        let read = read(&batch(vec![in_medium("CPU"), in_medium("GPU")])).unwrap();
+        assert_eq!(read.events, [Event::Copied { hashes: vec![7] }]);
+        assert_eq!((read.skipped, read.unreadable), (0, 1));
     }
 
     #[test]

@@ -131,9 +131,12 @@ impl Follower {
                 Some(_) => {}
             }
             if let Some(blocks) = replica.target.page().and_then(|page| page.total_blocks) {
-                self.ledger.set_capacity(slot, blocks);
+                self.ledger.set_gpu_capacity(slot, blocks);
             }
             let (in_gpu, other) = self.ledger.counts(slot);
+            let dispatcher = &self.pool.dispatcher;
+            dispatcher.index.exact.set_in_tiers(slot, other as u64);
+            dispatcher.learn_capacity(&replica.target, self.pool.ratio.bytes_per_token());
             let (families, name) = (self.families(), replica.name());
             families.blocks.set([&self.pool.name, &name, "gpu"], Some(in_gpu as f64));
             families.blocks.set([&self.pool.name, &name, "other"], Some(other as f64));

@@ -75,12 +75,12 @@ impl Ledger {
         index.exact.follow(slot, true);
     }
 
-    /// The number of blocks in its cache.
-    pub(super) fn set_capacity(&mut self, slot: usize, blocks: u64) {
+    /// The number of blocks on its GPU.
+    pub(super) fn set_gpu_capacity(&mut self, slot: usize, blocks: u64) {
         // Between two looks more may be stored than evicted.
         let blocks = usize::try_from(blocks).unwrap_or(MAX_BLOCKS).saturating_mul(2);
         if let Some(picture) = self.pictures.get_mut(&slot) {
-            picture.set_capacity(blocks);
+            picture.set_gpu_capacity(blocks);
         }
     }
 
@@ -89,6 +89,7 @@ impl Ledger {
         self.pictures.remove(&slot);
         self.forget_ends(slot, index);
         index.exact.follow(slot, false);
+        index.exact.set_in_tiers(slot, 0);
     }
 
     /// Events were lost: which blocks are held is unknown from here on back.
@@ -125,6 +126,7 @@ impl Ledger {
                 let came = |change| self.meanings.came(slot, change, run.block_tokens, index);
                 picture.stored(run, at, came, gone);
             }
+            Event::Copied { hashes } => picture.copied(hashes),
             Event::Removed { hashes, medium } => picture.removed(hashes, *medium, gone),
             Event::Cleared => self.emptied(slot, index),
         }

@@ -24,21 +24,29 @@ pub(super) struct Picture {
     /// Of those held, where the engine computes.
     in_gpu: usize,
     pub(super) block_tokens: u32,
-    capacity: usize,
+    gpu_capacity: usize,
 }
 
 /// A block in the cache.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
-    engine: u64,
     /// Name of the block before it; 0 for none that is known.
     pub(super) parent: u64,
     /// From 1, counted from the start of the prompt, or of the piece.
     pub(super) depth: u32,
     pub(super) is_piece: bool,
-    /// Copies where the engine computes: prompts that are computed at one time each store their own.
-    in_gpu: u32,
-    in_other: bool,
+    /// Where the engine computes: prompts that are computed at one time each store their own.
+    in_gpu: Copies,
+    /// In tiers: there may be several, and one of them stores a block once for each of its chunks that has it.
+    in_other: Copies,
+}
+
+/// A block in one medium.
+#[derive(Clone, Copy, Debug)]
+struct Copies {
+    count: u32,
+    /// As the events of this medium name it: a tier may hash otherwise.
+    hash: u64,
 }
 
 /// A block that was stored.
@@ -60,8 +68,8 @@ pub(super) struct Change {
 }
 
 impl Picture {
-    pub(super) fn new(capacity: usize) -> Self {
-        Self { capacity: capacity.clamp(1, MAX_BLOCKS), ..Self::default() }
+    pub(super) fn new(gpu_capacity: usize) -> Self {
+        Self { gpu_capacity: gpu_capacity.clamp(1, MAX_BLOCKS), ..Self::default() }
     }
 
     /// Blocks held: those where the engine computes, and those in tiers behind it alone.
@@ -112,7 +120,7 @@ impl Picture {
         run: &Stored,
         at: Stamp,
         mut came: impl FnMut(Change),
-        mut went: impl FnMut(Change),
+        went: impl FnMut(Change),
     ) {
         if self.block_tokens != run.block_tokens {
             // Part of a block, or of a tier that has blocks of its own.
@@ -122,7 +130,7 @@ impl Picture {
             self.clear();
             self.block_tokens = run.block_tokens;
         }
-        let (mut parent, mut depth, is_piece) = match run.parent {
+        let (mut parent, mut depth, mut is_piece) = match run.parent {
             None => (ROOT, 0, false),
             Some(hash) => match self.names.get(&hash).and_then(|name| Some((*name, self.held.get(name)?))) {
                 Some((name, held)) => (name, held.depth, held.is_piece),
@@ -132,25 +140,22 @@ impl Picture {
         let run_from = depth;
         for block in &run.blocks {
             depth = depth.saturating_add(1);
-            let name = xxh3_64_with_seed(&block.content.to_le_bytes(), parent);
+            // The engine's hash covers salt and images, which the events of a tier lack: a known block keeps its name.
+            let by_content = || xxh3_64_with_seed(&block.content.to_le_bytes(), parent);
+            let name = self.names.get(&block.hash).copied().unwrap_or_else(by_content);
             let before = self.held.remove(&name);
-            let former = before.unwrap_or(Held {
-                engine: block.hash,
-                parent,
-                depth,
-                is_piece,
-                in_gpu: 0,
-                in_other: false,
-            });
-            let held = Held {
-                engine: block.hash,
-                in_gpu: former.in_gpu.saturating_add(u32::from(run.medium == Medium::Gpu)),
-                in_other: former.in_other || run.medium == Medium::Other,
-                ..former
-            };
-            self.in_gpu += usize::from(held.in_gpu > 0 && former.in_gpu == 0);
+            let none = Copies { count: 0, hash: block.hash };
+            let mut held = before.unwrap_or(Held { parent, depth, is_piece, in_gpu: none, in_other: none });
+            if held.is_piece && !is_piece {
+                (held.parent, held.depth, held.is_piece) = (parent, depth, false);
+            }
+            (depth, is_piece) = (held.depth, held.is_piece);
+            self.in_gpu += usize::from(run.medium == Medium::Gpu && held.in_gpu.count == 0);
+            self.forget_hashes(&held);
+            let count = held.copies(run.medium).count.saturating_add(1);
+            *held.copies(run.medium) = Copies { count, hash: block.hash };
+            self.names.extend(held.hashes().map(|hash| (hash, name)));
             self.held.insert(name, held);
-            self.names.insert(block.hash, name);
             if before.is_none() {
                 came(Change { name, depth });
             }
@@ -160,12 +165,15 @@ impl Picture {
         while self.recent.len() > MAX_RECENT {
             self.recent.pop_front();
         }
-        while self.held.len() > self.capacity
-            && let Some((name, held)) = self.held.pop_front()
-        {
-            self.in_gpu -= usize::from(held.in_gpu > 0);
-            self.names.remove(&held.engine);
-            went(Change { name, depth: held.depth });
+        self.forget_surplus(went);
+    }
+
+    /// Notes copies in a tier, of blocks that are known.
+    pub(super) fn copied(&mut self, hashes: &[u64]) {
+        for hash in hashes {
+            if let Some(held) = self.names.get(hash).and_then(|name| self.held.get_mut(name)) {
+                held.in_other.count = held.in_other.count.saturating_add(1);
+            }
         }
     }
 
@@ -174,19 +182,32 @@ impl Picture {
         for hash in hashes {
             let Some(name) = self.names.get(hash).copied() else { continue };
             let Some(held) = self.held.get_mut(&name) else { continue };
-            match medium {
-                Medium::Gpu => {
-                    self.in_gpu -= usize::from(held.in_gpu == 1);
-                    held.in_gpu = held.in_gpu.saturating_sub(1);
-                }
-                Medium::Other => held.in_other = false,
-            }
-            if held.in_gpu == 0 && !held.in_other {
-                let depth = held.depth;
+            self.in_gpu -= usize::from(medium == Medium::Gpu && held.in_gpu.count == 1);
+            let copies = held.copies(medium);
+            copies.count = copies.count.saturating_sub(1);
+            if held.in_gpu.count == 0 && held.in_other.count == 0 {
+                let held = *held;
                 self.held.remove(&name);
-                self.names.remove(hash);
-                went(Change { name, depth });
+                self.forget_hashes(&held);
+                went(Change { name, depth: held.depth });
             }
+        }
+    }
+
+    fn forget_surplus(&mut self, mut went: impl FnMut(Change)) {
+        // The size of a tier is not known: it is bounded by its own events alone.
+        while (self.in_gpu > self.gpu_capacity || self.held.len() > MAX_BLOCKS)
+            && let Some((name, held)) = self.held.pop_front()
+        {
+            self.in_gpu -= usize::from(held.in_gpu.count > 0);
+            self.forget_hashes(&held);
+            went(Change { name, depth: held.depth });
+        }
+    }
+
+    fn forget_hashes(&mut self, held: &Held) {
+        for hash in held.hashes() {
+            self.names.remove(&hash);
         }
     }
 
@@ -198,9 +219,22 @@ impl Picture {
         self.in_gpu = 0;
     }
 
-    /// The number of blocks in the engine's cache.
-    pub(super) fn set_capacity(&mut self, blocks: usize) {
-        self.capacity = blocks.clamp(1, MAX_BLOCKS);
+    /// The number of blocks on the GPU.
+    pub(super) fn set_gpu_capacity(&mut self, blocks: usize) {
+        self.gpu_capacity = blocks.clamp(1, MAX_BLOCKS);
+    }
+}
+
+impl Held {
+    fn hashes(&self) -> [u64; 2] {
+        [self.in_gpu.hash, self.in_other.hash]
+    }
+
+    fn copies(&mut self, medium: Medium) -> &mut Copies {
+        match medium {
+            Medium::Gpu => &mut self.in_gpu,
+            Medium::Other => &mut self.in_other,
+        }
     }
 }
 
@@ -246,6 +280,30 @@ mod tests {
     }
 
     #[test]
+    fn a_block_keeps_its_name_whatever_a_tier_publishes_of_its_content() {
+        let mut picture = Picture::new(100);
+        store(&mut picture, &run(None, &[1, 2]));
+        let mut unsalted = run_in(Medium::Other, None, &[1, 2, 3]);
+        unsalted.blocks.iter_mut().for_each(|block| block.content += 500);
+        assert_eq!(store(&mut picture, &unsalted), (1, 0));
+        assert_eq!(picture.counts(), (2, 1));
+        let mut gone = 0;
+        picture.removed(&[1, 2, 3], Medium::Other, |_| gone += 1);
+        picture.removed(&[1, 2, 3], Medium::Gpu, |_| gone += 1);
+        assert_eq!((gone, picture.counts()), (3, (0, 0)));
+    }
+
+    #[test]
+    fn a_piece_is_known_whole_once_a_tier_publishes_what_it_follows() {
+        let mut picture = Picture::new(100);
+        store(&mut picture, &run(Some(2), &[3, 4]));
+        store(&mut picture, &run_in(Medium::Other, None, &[1, 2, 3, 4]));
+        let tip = picture.recent().next().unwrap();
+        assert_eq!((tip.depth, tip.is_piece, picture.path(tip.name).len()), (4, false, 4));
+        assert_eq!(picture.counts(), (2, 2));
+    }
+
+    #[test]
     fn a_block_is_gone_when_no_medium_holds_it() {
         let mut picture = Picture::new(100);
         store(&mut picture, &run(None, &[1, 2]));
@@ -255,6 +313,28 @@ mod tests {
         assert_eq!((gone, picture.counts()), (1, (0, 1)));
         picture.removed(&[1], Medium::Other, |_| gone += 1);
         assert_eq!((gone, picture.counts()), (2, (0, 0)));
+    }
+
+    #[test]
+    fn copies_in_a_tier_are_noted_of_blocks_that_are_known() {
+        let mut picture = Picture::new(100);
+        store(&mut picture, &run(None, &[1, 2]));
+        picture.copied(&[2, 3]);
+        let mut gone = 0;
+        picture.removed(&[1, 2], Medium::Gpu, |_| gone += 1);
+        assert_eq!((gone, picture.counts()), (1, (0, 1)));
+    }
+
+    #[test]
+    fn a_block_in_two_tiers_is_held_until_both_lost_it() {
+        let mut picture = Picture { block_tokens: 16, ..Picture::new(100) };
+        store(&mut picture, &run_in(Medium::Other, None, &[1]));
+        store(&mut picture, &run_in(Medium::Other, None, &[1]));
+        let mut gone = 0;
+        picture.removed(&[1], Medium::Other, |_| gone += 1);
+        assert_eq!((gone, picture.counts()), (0, (0, 1)));
+        picture.removed(&[1], Medium::Other, |_| gone += 1);
+        assert_eq!((gone, picture.counts()), (1, (0, 0)));
     }
 
     #[test]
@@ -287,6 +367,41 @@ mod tests {
         assert_eq!(store(&mut picture, &run(None, &hashes)), (50, 40));
         assert_eq!(picture.counts(), (10, 0));
         assert_eq!(picture.path(picture.recent().next().unwrap().name).len(), 10);
+    }
+
+    #[test]
+    fn what_a_tier_holds_is_bounded_by_the_most_blocks_of_all() {
+        let mut picture = Picture { block_tokens: 16, ..Picture::new(10) };
+        let (mut parent, mut lost) = (None, 0);
+        for from in (0..MAX_BLOCKS as u64 + 20).step_by(4096) {
+            let hashes: Vec<u64> = (from..from + 4096).collect();
+            lost += store(&mut picture, &run_in(Medium::Other, parent, &hashes)).1;
+            parent = hashes.last().copied();
+        }
+        assert_eq!((picture.counts(), lost), ((0, MAX_BLOCKS), 4096));
+        assert!(picture.names.len() <= MAX_BLOCKS);
+    }
+
+    #[test]
+    fn a_block_goes_by_one_hash_in_each_medium() {
+        let mut picture = Picture::new(10);
+        let (mut gone, content) = (0, |hash: u64| 1000 * hash + 5);
+        for round in 1..100 {
+            store(&mut picture, &run(None, &[content(round)]));
+            // A tier with hashes of its own.
+            store(&mut picture, &run_in(Medium::Other, None, &[content(round + 100)]));
+            assert_eq!(picture.names.len(), 2);
+            picture.removed(&[content(round)], Medium::Gpu, |_| gone += 1);
+            assert_eq!(picture.counts(), (0, 1));
+            picture.removed(&[content(round + 100)], Medium::Other, |_| gone += 1);
+            assert!(picture.names.is_empty());
+        }
+        assert_eq!(gone, 99);
+        // A publisher that names what it holds ever anew.
+        for hash in 1..1000 {
+            store(&mut picture, &run(None, &[content(hash)]));
+        }
+        assert!(picture.names.len() <= 2, "{}", picture.names.len());
     }
 
     #[test]

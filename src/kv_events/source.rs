@@ -275,7 +275,7 @@ impl Source {
         for event in &events {
             self.count(
                 match event {
-                    Event::Stored(_) => EventKind::Stored,
+                    Event::Stored(_) | Event::Copied { .. } => EventKind::Stored,
                     Event::Removed { .. } => EventKind::Removed,
                     Event::Cleared => EventKind::Cleared,
                 },

@@ -135,15 +135,21 @@ impl Dispatcher {
         }
     }
 
-    /// By the engine's newest page: the index holds for a target as much as its engine can cache, nothing where caching is off,
-    /// and its hits are worth what they were worth of late, where answers do not tell.
-    pub fn learn_cache(&self, target: &Target, bytes_per_token: f64) {
+    /// By the engine's newest page: the index holds for a target as much as its engine can cache, and what its tiers are known to hold
+    /// besides; nothing where caching is off.
+    pub fn learn_capacity(&self, target: &Target, bytes_per_token: f64) {
         let page = target.page().unwrap_or_default();
         if page.is_caching_off {
             self.index.set_capacity(target.slot, 0);
         } else if let Some((blocks, tokens)) = page.total_blocks.zip(page.block_tokens) {
+            let blocks = blocks.saturating_add(self.index.exact.in_tiers(target.slot));
             self.index.set_capacity(target.slot, capacity_of(blocks, tokens, bytes_per_token));
         }
+    }
+
+    /// The same, and by the hit counters of that page its hits are worth what they were worth of late, where answers do not tell.
+    pub fn learn_cache(&self, target: &Target, bytes_per_token: f64) {
+        self.learn_capacity(target, bytes_per_token);
         if self.answers_tell_cached.load(Ordering::Relaxed) {
             return;
         }

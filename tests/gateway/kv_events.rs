@@ -40,12 +40,12 @@ impl Scene {
         Self::with(has_replay, |_| ()).await
     }
 
-    async fn with(has_replay: bool, before: impl Fn(&Publisher)) -> Self {
+    async fn with(has_replay: bool, before: impl Fn(&Engine)) -> Self {
         let engine = Engine { replica: Replica::start().await, publisher: Publisher::start().await };
         let mut config = config::of(&[&engine.replica]);
         let replay_port = has_replay.then_some(engine.publisher.replay_port);
         follow(&mut config, Some(engine.publisher.port), replay_port, None);
-        before(&engine.publisher);
+        before(&engine);
         let gateway = Gateway::start(config).await;
         engine.publisher.subscribed().await;
         Self { gateway, engine }
@@ -53,6 +53,13 @@ impl Scene {
 
     async fn counted(&self, family: &str, label: &str, count: f64) {
         counted(&self.gateway, family, label, count).await;
+    }
+
+    /// Waits until its engine is known to hold so many blocks, on the GPU and in tiers alone.
+    async fn holds(&self, in_gpu: usize, in_tiers: usize) {
+        let held = |medium| self.gateway.sum("tokenway_kv_events_blocks", &[medium]);
+        let expected = (in_gpu as f64, in_tiers as f64);
+        until(&format!("{expected:?} are held"), || (held("gpu"), held("other")) == expected).await;
     }
 
     /// Sends a prompt and publishes what it stores meanwhile; returns how much of it was predicted to be cached.
@@ -126,16 +133,43 @@ fn hashes(of: u64) -> Vec<u64> {
     (1..=(PROMPT + ANSWER - 1) / BLOCK).map(|block| of * 1000 + block).collect()
 }
 
+/// Of prompts with a `cache_salt`, which only the GPU's events have.
 fn stored(parent: Option<u64>, hashes: &[u64]) -> Value {
-    let tokens = hashes.iter().flat_map(|hash| (0..BLOCK).map(move |token| Value::from(hash * 16 + token)));
+    let salts = list(hashes.iter().map(|_| list([Value::from("salt")])));
+    stored_in("GPU", parent, hashes, salts)
+}
+
+/// What a tier publishes that describes its blocks.
+fn described(medium: &str, hashes: &[u64]) -> Value {
+    stored_in(medium, None, hashes, Value::Nil)
+}
+
+/// What vLLM's tiers publish of a block unless they are told to describe it.
+fn undescribed(hash: u64) -> Value {
     let fields = [
+        ("type", Value::from("BlockStored")),
+        ("block_hashes", list([Value::from(hash)])),
+        ("token_ids", list([])),
+        ("block_size", Value::from(0)),
+        ("medium", Value::from("CPU")),
+    ];
+    map(fields)
+}
+
+fn stored_in(medium: &str, parent: Option<u64>, hashes: &[u64], extra_keys: Value) -> Value {
+    let tokens = hashes.iter().flat_map(|hash| (0..BLOCK).map(move |token| Value::from(hash * 16 + token)));
+    map([
         ("type", Value::from("BlockStored")),
         ("block_hashes", list(hashes.iter().map(|hash| Value::from(*hash)))),
         ("parent_block_hash", parent.map_or(Value::Nil, Value::from)),
         ("token_ids", list(tokens)),
         ("block_size", Value::from(BLOCK)),
-        ("medium", Value::from("GPU")),
-    ];
+        ("medium", Value::from(medium)),
+        ("extra_keys", extra_keys),
+    ])
+}
+
+fn map<const N: usize>(fields: [(&str, Value); N]) -> Value {
     Value::Map(fields.into_iter().map(|(name, value)| (Value::from(name), value)).collect())
 }
 
@@ -174,6 +208,58 @@ async fn an_evicted_prompt_is_predicted_to_be_uncached() {
 }
 
 #[tokio::test]
+async fn a_salted_prompt_is_gone_with_the_last_tier_that_holds_it() {
+    let scene = Scene::start(false).await;
+    let (publisher, blocks) = (&scene.engine.publisher, hashes(1));
+    scene.ask("one", 0, Some((0, &blocks))).await;
+    publisher.send(1, batch([described("CPU", &blocks), described("STORAGE", &blocks)]));
+    publisher.send(2, batch([removed(&blocks, "GPU")]));
+    scene.holds(0, blocks.len()).await;
+    publisher.send(3, batch([removed(&blocks, "CPU")]));
+    scene.counted("tokenway_kv_events_total", "removed", 2.0).await;
+    assert_eq!(scene.predicted("one").await, WHOLE, "it is in storage");
+    publisher.send(4, batch([removed(&blocks, "STORAGE")]));
+    scene.holds(0, 0).await;
+    assert_eq!(scene.predicted("one").await, 0.0);
+}
+
+#[tokio::test]
+async fn a_tier_that_names_its_blocks_by_hash_alone_keeps_what_the_gpu_evicts() {
+    let scene = Scene::start(false).await;
+    let (publisher, blocks) = (&scene.engine.publisher, hashes(1));
+    scene.ask("one", 0, Some((0, &blocks))).await;
+    publisher.send(1, batch(blocks.iter().map(|hash| undescribed(*hash))));
+    publisher.send(2, batch([removed(&blocks, "GPU")]));
+    scene.holds(0, blocks.len()).await;
+    assert_eq!(scene.gateway.sum("tokenway_kv_events_total", &["undecodable"]), 0.0);
+    assert_eq!(scene.predicted("one").await, WHOLE);
+    publisher.send(3, batch([removed(&blocks, "CPU")]));
+    scene.holds(0, 0).await;
+    assert_eq!(scene.predicted("one").await, 0.0);
+}
+
+#[tokio::test]
+async fn what_tiers_hold_is_not_bounded_by_the_size_of_the_gpu() {
+    let scene = Scene::with(false, |engine| {
+        engine.replica.show_page(Some(&wire::METRICS.replace("\"1000\"", "\"40\"")));
+    })
+    .await;
+    let publisher = &scene.engine.publisher;
+    let size = || scene.gateway.replicas()[0].signals.and_then(|signals| signals.page.total_blocks);
+    until("its size is known", || size() == Some(40)).await;
+    for at in 0..8 {
+        let (number, blocks) = (3 * at, hashes(at + 1));
+        scene.ask(&format!("prompt {at}"), 0, Some((number, &blocks))).await;
+        publisher.send(number + 1, batch([described("CPU", &blocks)]));
+        publisher.send(number + 2, batch([removed(&blocks, "GPU")]));
+        scene.holds(0, blocks.len() * (at as usize + 1)).await;
+    }
+    for at in 0..8 {
+        assert_eq!(scene.predicted(&format!("prompt {at}")).await, WHOLE, "{at}");
+    }
+}
+
+#[tokio::test]
 async fn what_a_replica_stored_right_after_it_became_ready_is_kept() {
     let scene = Scene::start(false).await;
     scene.ask("one", 0, Some((0, &hashes(1)))).await;
@@ -206,7 +292,7 @@ async fn an_emptied_cache_and_another_process_are_forgotten_whole() {
 
 #[tokio::test]
 async fn what_was_stored_before_and_in_a_gap_is_replayed() {
-    let scene = Scene::with(true, |publisher| publisher.keep(0, batch([stored(None, &hashes(7))]))).await;
+    let scene = Scene::with(true, |engine| engine.publisher.keep(0, batch([stored(None, &hashes(7))]))).await;
     scene.counted("tokenway_kv_events_total", "stored", 1.0).await;
     scene.counted("tokenway_kv_events_complete", "", 1.0).await;
     scene.ask("one", 0, Some((1, &hashes(1)))).await;
@@ -236,11 +322,11 @@ async fn a_publisher_that_lies_is_counted_and_left_while_requests_go_on() {
     let publisher = &scene.engine.publisher;
     scene.ask("one", 0, Some((0, &hashes(1)))).await;
     publisher.send(1, b"GET / HTTP/1.1".to_vec());
-    let claims = Value::Map(vec![
-        (Value::from("type"), Value::from("BlockStored")),
-        (Value::from("block_hashes"), list([Value::from(1)])),
-        (Value::from("token_ids"), list([])),
-        (Value::from("block_size"), Value::from(u64::MAX)),
+    let claims = map([
+        ("type", Value::from("BlockStored")),
+        ("block_hashes", list([Value::from(1)])),
+        ("token_ids", list([])),
+        ("block_size", Value::from(u64::MAX)),
     ]);
     publisher.send(1, batch([claims, list([Value::from("BlockMoved")])]));
     scene.counted("tokenway_kv_events_total", "skipped", 1.0).await;

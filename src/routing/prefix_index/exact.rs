@@ -6,7 +6,7 @@
 //! where a count is missing, [`PrefixIndex`] estimates as ever.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use dashmap::DashMap;
 
@@ -41,6 +41,8 @@ pub struct End {
 pub struct Exact {
     /// Slots whose engine's events are followed.
     followed: Box<[AtomicBool]>,
+    /// Blocks that its engine holds in tiers alone, by slot.
+    in_tiers: Box<[AtomicU64]>,
     known: OnceLock<Known>,
     /// Above zero where the next turn finds the answer of the one before.
     answers_kept: AtomicI32,
@@ -60,6 +62,7 @@ impl Exact {
     pub(super) fn new(slots: usize) -> Self {
         Self {
             followed: (0..slots).map(|_| AtomicBool::new(false)).collect(),
+            in_tiers: (0..slots).map(|_| AtomicU64::new(0)).collect(),
             known: OnceLock::new(),
             answers_kept: AtomicI32::new(CERTAIN),
         }
@@ -74,6 +77,17 @@ impl Exact {
 
     pub(super) fn is_followed(&self, slot: usize) -> bool {
         self.followed.get(slot).is_some_and(|cell| cell.load(Ordering::Relaxed))
+    }
+
+    /// Notes how many blocks an engine holds in tiers behind the GPU alone, by its events.
+    pub fn set_in_tiers(&self, slot: usize, blocks: u64) {
+        if let Some(cell) = self.in_tiers.get(slot) {
+            cell.store(blocks, Ordering::Relaxed);
+        }
+    }
+
+    pub(in crate::routing) fn in_tiers(&self, slot: usize) -> u64 {
+        self.in_tiers.get(slot).map_or(0, |cell| cell.load(Ordering::Relaxed))
     }
 
     /// Tokens that the engine in `slot` finds, of a prompt of which it holds `blocks` leading blocks; `None` where they are not known.
