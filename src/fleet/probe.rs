@@ -127,11 +127,6 @@ impl Prober {
         if let ProbeResult::Answered(kind) = result {
             self.probe_template(config).await;
             if !replica.is_ready() {
-                // It worked for others all the while that this one waited: it is warm.
-                let now = self.clock.now();
-                if now.since(sent) > config.probe.timeout {
-                    replica.health.warmth.adopted(now);
-                }
                 if kind.generates() {
                     self.probe_stream_defaults(config).await;
                 }
@@ -425,11 +420,18 @@ impl Prober {
         }
         let call = Call { timeout: LONGEST_PROOF.max(patience), ..call };
         let mut answer = std::pin::pin!(call.send(&self.connector));
+        let mut works_for_others = false;
         loop {
             let began = self.clock.now();
             match tokio::time::timeout(patience, &mut answer).await {
-                Ok(answer) => return answer,
-                Err(_) if self.replica.health.vitals.last_sign() > began => {}
+                Ok(answer) => {
+                    // It worked all the while that this one waited: it is warm.
+                    if works_for_others && answer.as_ref().is_ok_and(|(status, _)| status.is_success()) {
+                        self.replica.health.warmth.adopted(self.clock.now());
+                    }
+                    return answer;
+                }
+                Err(_) if self.replica.health.vitals.last_sign() > began => works_for_others = true,
                 Err(_) => return Err(CallError::Timeout),
             }
         }
