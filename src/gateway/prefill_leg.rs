@@ -28,7 +28,7 @@ use crate::relay::watch::Deadline;
 use crate::request::dialect::Dialect;
 use crate::request::handoff::{self, Handoff, KEEP_KV, Room};
 use crate::request::pieces::Pieces;
-use crate::routing::Pair;
+use crate::routing::{LATE_TIMES, Pair, UnderWay};
 use crate::units::Tokens;
 
 /// What became of the prefill leg.
@@ -66,6 +66,8 @@ pub(super) struct HeldKv {
     place: f64,
     /// From when on the transfer is taken for lost; `None` where the other leg flies at the same time.
     lost_after: Option<Duration>,
+    /// Of a stream: until its first token, others see whether the transfer is late.
+    under_way: Option<UnderWay>,
     /// Set as soon as a decoding replica is asked to fetch it.
     pub(super) sent: Arc<AtomicBool>,
     /// `None` where the connector holds nothing.
@@ -105,6 +107,7 @@ impl Request<'_> {
             tokens,
             place,
             lost_after: beside.is_none().then(|| lost_after(expected)),
+            under_way: None,
             sent: Arc::default(),
             release,
             beside,
@@ -130,7 +133,11 @@ impl Request<'_> {
         }
         side.opened(pair.0);
         let release = params.map(|params| self.release(handoff.release(params).into()));
-        Leg::Done(Box::new(held(handoff.decode(params).into(), release, None)))
+        let mut held = Box::new(held(handoff.decode(params).into(), release, None));
+        if self.prepared.deadlines().first_token.is_some() {
+            held.under_way = side.transfers.begin(pair, expected, self.now());
+        }
+        Leg::Done(held)
     }
 
     /// What a leg beside the decoding one came to; `None` where it computed the prompt.
@@ -362,7 +369,7 @@ fn half_until(end: Stamp, now: Stamp) -> Deadline {
 
 /// How long first tokens that were expected after so many seconds are waited for.
 fn lost_after(expected: f64) -> Duration {
-    Duration::try_from_secs_f64(LOST_TIMES * expected)
+    Duration::try_from_secs_f64(LATE_TIMES * expected)
         .map_or(Duration::MAX, |times| LOST_AFTER.saturating_add(times))
 }
 
@@ -423,10 +430,8 @@ impl Drop for HeldKv {
 const LATE: &str = "prefill_late";
 /// The decoding replica took no request whose KV is to be fetched.
 const REFUSED: &str = "decode_refused";
-/// Longer than two engines shake hands (18 s at most on two busy cores), ...
+/// Longer than two engines shake hands (18 s at most on two busy cores), beyond [`LATE_TIMES`] what was expected.
 const LOST_AFTER: Duration = Duration::from_secs(30);
-/// ... and as many times what was expected of queue and transfer.
-const LOST_TIMES: f64 = 4.0;
 /// A transfer that takes longer has failed.
 const RELEASE_WITHIN: Duration = Duration::from_secs(10);
 /// Decoding replicas that are asked to release KV, as long as none has got the request.
@@ -446,6 +451,7 @@ mod tests {
             tokens: Tokens(900),
             place: 0.0,
             lost_after,
+            under_way: None,
             sent: Arc::default(),
             release: None,
             beside: None,

@@ -56,7 +56,8 @@ pub use self::load::{
 pub use self::policies::{Choice, Eligible, Policy, Reason};
 pub use self::pools::{ByCanary, CanaryShare, GOLDEN, PoolWheel, WHOLE};
 pub use self::predictor::{
-    Calibration, Estimate, Links, Pair, PoolModel, PoolView, SavedPool, SavedSpeed, Terms, Transfers, Typical,
+    Calibration, Estimate, LATE_TIMES, Links, Pair, PoolModel, PoolView, SavedPool, SavedSpeed, Terms,
+    Transfers, Typical, UnderWay,
 };
 pub use self::prefix_index::PrefixIndex;
 pub use self::prompt::Prompt;

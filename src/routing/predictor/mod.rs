@@ -22,7 +22,7 @@ pub use self::estimate::{Estimate, PoolView, Terms};
 pub(super) use self::pool::PoolCell;
 use self::replica::Cell;
 pub use self::saved::{SavedPool, SavedSpeed};
-pub use self::transfers::{Links, Pair, Transfers};
+pub use self::transfers::{LATE_TIMES, Links, Pair, Transfers, UnderWay};
 pub use self::typical::Typical;
 use super::backlog::Backlog;
 use super::load::{Known, Pace, ReplicaLoad, TimingSample};

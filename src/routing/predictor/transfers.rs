@@ -2,9 +2,12 @@
 //!
 //! One fit for all pairs of a route: seconds of a transfer, and more per thousand tokens. The first transfer of a pair shakes
 //! hands first, which takes seconds: it is learned apart, and priced at a part, because it is paid once. A pair whose transfer
-//! failed is avoided for a while that doubles with each failure in a row; then one request tries it again.
+//! failed is avoided for a while that doubles with each failure in a row; then one request tries it again. So is one that has a
+//! transfer late, as long as it is: what is sent after it would wait as well.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::{RwLock, RwLockReadGuard};
 
@@ -31,12 +34,38 @@ struct Book {
 /// The replica that computes, and the one that decodes.
 pub type Pair = (u64, u64);
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 struct State {
     has_worked: bool,
     /// In a row.
     failures: u32,
     avoided_until: Stamp,
+    /// From when on each transfer that is under way is late.
+    due: Vec<Stamp>,
+}
+
+impl State {
+    fn is_avoided(&self, now: Stamp) -> bool {
+        now < self.avoided_until || self.due.iter().any(|due| *due < now)
+    }
+}
+
+/// A transfer that is under way, until it is dropped.
+#[derive(Debug)]
+pub struct UnderWay {
+    transfers: Arc<Transfers>,
+    pair: Pair,
+    due: Stamp,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let mut book = self.transfers.0.write();
+        let Some(state) = book.pairs.get_mut(&self.pair) else { return };
+        if let Some(at) = state.due.iter().position(|due| *due == self.due) {
+            state.due.swap_remove(at);
+        }
+    }
 }
 
 impl Default for Transfers {
@@ -51,6 +80,16 @@ impl Transfers {
     /// What is known from this replica on; holds a read lock.
     pub fn from(&self, prefill: u64, now: Stamp) -> Links<'_> {
         Links { book: self.0.read(), prefill, now }
+    }
+
+    /// A transfer begins, whose first token is expected after so many seconds. `None` for a pair that has still to shake hands:
+    /// how long that takes is not known.
+    pub fn begin(self: &Arc<Self>, pair: Pair, expected: f64, now: Stamp) -> Option<UnderWay> {
+        let mut book = self.0.write();
+        let state = book.pairs.get_mut(&pair).filter(|state| state.has_worked)?;
+        let due = now.after(LATE_AFTER).after(Duration::try_from_secs_f64(LATE_TIMES * expected).ok()?);
+        state.due.push(due);
+        Some(UnderWay { transfers: Arc::clone(self), pair, due })
     }
 
     /// A transfer of `tokens` worked; `seconds` is absent where it was not timed.
@@ -107,15 +146,15 @@ impl Links<'_> {
     pub fn seconds(&self, decode: u64, tokens: Tokens) -> f64 {
         let transfer = dot(&self.book.rates, &causes(tokens));
         match self.book.pairs.get(&(self.prefill, decode)) {
-            Some(state) if self.now < state.avoided_until => transfer + MAX_SPAN.as_secs_f64(),
+            Some(state) if state.is_avoided(self.now) => transfer + MAX_SPAN.as_secs_f64(),
             Some(state) if state.has_worked => transfer,
             _ => transfer + prices::HANDSHAKE_SHARE * self.book.handshake,
         }
     }
 
-    /// Whether its last transfer to a replica failed, a short while ago.
+    /// Whether its last transfer to a replica failed, a short while ago, or one that is under way is late.
     pub fn is_avoided(&self, decode: u64) -> bool {
-        self.book.pairs.get(&(self.prefill, decode)).is_some_and(|state| self.now < state.avoided_until)
+        self.book.pairs.get(&(self.prefill, decode)).is_some_and(|state| state.is_avoided(self.now))
     }
 }
 
@@ -123,6 +162,10 @@ fn causes(tokens: Tokens) -> [f64; 2] {
     [1.0, tokens.0 as f64 / 1000.0]
 }
 
+/// Longer than a full batch delays a transfer that nothing is wrong with, ...
+const LATE_AFTER: Duration = Duration::from_secs(2);
+/// ... and as many times what was expected of queue and transfer.
+pub const LATE_TIMES: f64 = 4.0;
 /// Up to 10 s · 2⁵, some five minutes.
 const MAX_DOUBLINGS: u32 = 6;
 /// Handshakes are few.
@@ -151,6 +194,21 @@ mod tests {
         }
         let (new, known) = (links.seconds(3, Tokens(1000)), links.seconds(2, Tokens(1000)));
         assert!(new > known + 0.05 && new < known + 1.0, "{new} {known}");
+    }
+
+    #[test]
+    fn a_pair_is_avoided_while_one_of_its_transfers_is_late() {
+        let transfers = Arc::new(Transfers::default());
+        let is_avoided = |now| transfers.from(1, at(now)).is_avoided(2);
+        assert!(transfers.begin((1, 2), 0.1, at(0)).is_none(), "hands are still to be shaken");
+        transfers.worked((1, 2), Tokens(10), None);
+        let [first, second] = [10, 11].map(|now| transfers.begin((1, 2), 0.5, at(now)));
+        assert!(!is_avoided(14) && is_avoided(15));
+        assert!(!transfers.from(3, at(15)).is_avoided(2), "the pair, not the replica");
+        drop(first);
+        assert!(!is_avoided(15) && is_avoided(16));
+        drop(second);
+        assert!(!is_avoided(16));
     }
 
     #[test]

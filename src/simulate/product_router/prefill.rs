@@ -14,7 +14,7 @@ use crate::config::{PolicyName, PrefillWhen};
 use crate::routing::ways::{Rule, weigh};
 use crate::routing::{
     Ask, Assignment, Dispatcher, Elsewhere, EngineLimits, Judged, Offers, Pair, Policy, Quote, SlotSet,
-    Target, Transfers, policies,
+    Target, Transfers, UnderWay, policies,
 };
 use crate::units::Tokens;
 
@@ -36,7 +36,7 @@ pub(super) struct PrefillPool {
     first: usize,
     pub(super) dispatcher: Arc<Dispatcher>,
     targets: Vec<Target>,
-    transfers: Transfers,
+    transfers: Arc<Transfers>,
     untried: SlotSet,
     legs: HashMap<RequestId, Leg>,
     /// Requests whose KV was lost.
@@ -53,7 +53,10 @@ struct Leg {
     tokens: Tokens,
     /// What decoding takes beside the transfer, in seconds.
     place: f64,
+    /// Of queue and transfer, in seconds.
+    expected: f64,
     computed_at: Stamp,
+    under_way: Option<UnderWay>,
 }
 
 /// The replicas that decode, as one decision sees them.
@@ -87,7 +90,7 @@ impl PrefillPool {
             first,
             dispatcher: Dispatcher::new(replicas),
             targets: (0..replicas).map(|slot| Target::new(slot, identity(first + slot))).collect(),
-            transfers: Transfers::default(),
+            transfers: Arc::default(),
             untried: SlotSet::new(),
             legs: HashMap::new(),
             stays: HashSet::new(),
@@ -148,8 +151,10 @@ impl PrefillPool {
         self.transfers.tries(pair, now);
         let tokens = Tokens(request.prompt).saturating_sub(decode.decision.hit);
         let (place, id) = (terms.wait + terms.base, request.id);
-        let assignment = Some(leg);
-        self.legs.insert(id, Leg { request, assignment, pair, tokens, place, computed_at: now });
+        let expected = place + self.transfers.from(pair.0, now).seconds(pair.1, tokens);
+        let (assignment, computed_at, under_way) = (Some(leg), now, None);
+        let leg = Leg { request, assignment, pair, tokens, place, expected, computed_at, under_way };
+        self.legs.insert(id, leg);
         self.first + slot
     }
 
@@ -158,6 +163,7 @@ impl PrefillPool {
         let Some(leg) = self.legs.get_mut(&request) else { return };
         let Some(mut own) = leg.assignment.take() else { return };
         leg.computed_at = live(end.at);
+        leg.under_way = self.transfers.begin(leg.pair, leg.expected, leg.computed_at);
         own.first_token(leg.computed_at);
         own.prompt_reported(None, Some(Tokens(end.cached)));
     }

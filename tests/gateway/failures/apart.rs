@@ -461,6 +461,25 @@ async fn a_lost_transfer_is_computed_in_place_and_the_pair_avoided() {
 }
 
 #[tokio::test]
+async fn nothing_is_sent_after_a_transfer_that_is_late() {
+    let two = Two::start().await;
+    two.decode.next(wire::chat_stream(&["a", "b"]));
+    assert_eq!(two.post(PATH, CHAT).await.text(), clean());
+    two.decode.next(vec![wire::sse_head(), Step::Hang]).always(wire::chat_stream(&["a", "b"]));
+    let stalled = two.gateway.sent(PATH, CHAT).await;
+    until("the KV is fetched", || two.decode.count() == 2).await;
+    while !ways(&two.gateway).contains(&"together avoided 1".to_owned()) {
+        assert_eq!(two.gateway.post(PATH, CHAT).await.text(), clean());
+    }
+    drop(stalled);
+    two.decode.abandoned(1).await;
+    two.gateway.idle().await;
+    let before = two.prefill.count();
+    assert_eq!(two.post(PATH, CHAT).await.text(), clean());
+    assert_eq!(two.prefill.count(), before + 1, "nothing is late any more");
+}
+
+#[tokio::test]
 async fn a_decoding_replica_that_hangs_is_not_asked_again_while_another_is_ready() {
     let [prefill, one, two] = Replica::several().await;
     prefill.always(computed());
