@@ -28,15 +28,9 @@ impl<F: Future> IndependentlyWoken<F> {
 
     /// Polls the future if it was woken.
     pub(super) fn poll(&mut self, cx: &Context<'_>) -> Poll<F::Output> {
-        let is_known = self.task.as_ref().is_some_and(|task| task.will_wake(cx.waker()));
-        if is_known && self.wakes.flags.load(Ordering::Acquire) == 0 {
-            return Poll::Pending;
-        }
-        // A wake-up unregisters the task. Registered again before the flag is cleared, so that a wake-up in between
-        // is not lost.
-        self.wakes.task.register(cx.waker());
-        self.task = Some(cx.waker().clone());
-        if self.wakes.flags.swap(0, Ordering::AcqRel) == 0 {
+        // Before the flag is read: whoever sets it afterwards wakes this task.
+        self.wakes.register(&mut self.task, cx);
+        if self.wakes.flags.load(Ordering::Acquire) == 0 || self.wakes.flags.swap(0, Ordering::AcqRel) == 0 {
             return Poll::Pending;
         }
         self.future.as_mut().poll(&mut Context::from_waker(&self.waker))

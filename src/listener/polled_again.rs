@@ -8,13 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use atomic_waker::AtomicWaker;
+use parking_lot::Mutex;
 
 /// Passes wake-ups on to its task, but for those from within a poll.
 pub(super) struct PolledAgain<F> {
     future: F,
     wakes: Arc<WakeFlags>,
     waker: Waker,
+    /// As registered.
+    task: Option<Waker>,
 }
 
 /// A waker that passes the first wake-up on to its task.
@@ -22,7 +24,18 @@ pub(super) struct PolledAgain<F> {
 pub(super) struct WakeFlags {
     /// [`POLLING`] and [`WOKEN`].
     pub(super) flags: AtomicU8,
-    pub(super) task: AtomicWaker,
+    /// Stays when it was woken: a task that others woke has nothing to register again.
+    task: Mutex<Option<Waker>>,
+}
+
+impl WakeFlags {
+    /// Wake-ups from here on are passed on to the task of `cx`, which is not the one that is `known`.
+    pub(super) fn register(&self, known: &mut Option<Waker>, cx: &Context<'_>) {
+        if !known.as_ref().is_some_and(|task| task.will_wake(cx.waker())) {
+            *self.task.lock() = Some(cx.waker().clone());
+            *known = Some(cx.waker().clone());
+        }
+    }
 }
 
 /// No wake-up is passed on.
@@ -35,7 +48,7 @@ const MAX_POLLS: u32 = 3;
 impl<F> PolledAgain<F> {
     pub(super) fn new(future: F) -> Self {
         let wakes = Arc::<WakeFlags>::default();
-        Self { future, waker: Waker::from(Arc::clone(&wakes)), wakes }
+        Self { future, waker: Waker::from(Arc::clone(&wakes)), wakes, task: None }
     }
 }
 
@@ -47,7 +60,7 @@ impl<F: Future> PolledAgain<Pin<&mut F>> {
 
     /// `begins` is called before each poll of the future.
     pub(super) fn poll(&mut self, cx: &Context<'_>, begins: impl Fn()) -> Poll<F::Output> {
-        self.wakes.task.register(cx.waker());
+        self.wakes.register(&mut self.task, cx);
         let mut own = Context::from_waker(&self.waker);
         for _ in 0..MAX_POLLS {
             // What was written before a wake that this takes is seen by the poll.
@@ -72,8 +85,10 @@ impl Wake for WakeFlags {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if self.flags.fetch_or(WOKEN, Ordering::AcqRel) == 0 {
-            self.task.wake();
+        if self.flags.fetch_or(WOKEN, Ordering::AcqRel) == 0
+            && let Some(task) = self.task.lock().clone()
+        {
+            task.wake();
         }
     }
 }
