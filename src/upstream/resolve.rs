@@ -122,11 +122,11 @@ impl Resolver {
                 let none = || io::Error::new(io::ErrorKind::NotFound, "the name has no address");
                 if addresses.is_empty() { Err(none()) } else { Ok(addresses) }
             });
-            let (at, result) = (clock.now(), result.map_err(Arc::new));
+            let result = result.map_err(Arc::new);
+            // First: whoever finds it asking, and asks no more, came before this answer.
             entry.is_asking.store(false, Ordering::Release);
-            entry
-                .answer
-                .send_if_modified(|known| keep_newer(known, Answer { at, result, is_of_source: false }));
+            let answer = Answer { at: clock.now(), result, is_of_source: false };
+            entry.answer.send_if_modified(|known| keep_newer(known, answer));
         }));
     }
 }
