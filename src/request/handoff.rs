@@ -21,10 +21,8 @@ pub struct Handoff {
     of_one_token: Vec<Edit>,
     /// Behind the brace that opens the body.
     open: usize,
-    /// Nulls that the object replaces; without any it goes behind the brace that opens the body.
-    params_at: Vec<Range<usize>>,
-    /// Values of `cache_salt`.
-    salts_at: Vec<Range<usize>>,
+    /// Values by name that others take the place of; a member without any goes behind the brace that opens the body.
+    given: Vec<(&'static str, Range<usize>)>,
 }
 
 impl Handoff {
@@ -36,13 +34,7 @@ impl Handoff {
         let text = std::str::from_utf8(body).map_err(|_| UNREADABLE)?;
         let open = open_of(body).ok_or(UNREADABLE)?;
         let limits = if dialect.generates() { dialect.answer_limits() } else { return Err("dialect") };
-        let mut handoff = Self {
-            body: body.clone(),
-            of_one_token: Vec::new(),
-            open,
-            params_at: Vec::new(),
-            salts_at: Vec::new(),
-        };
+        let mut handoff = Self { body: body.clone(), of_one_token: Vec::new(), open, given: Vec::new() };
         let (mut has_limit, mut has_store, mut refused) = (false, false, None);
         Cursor::new(text)
             .object(|key, value| {
@@ -66,20 +58,15 @@ impl Handoff {
 
     fn member(&mut self, key: &str, value: Raw<'_>, limits: &[&str]) -> Option<&'static str> {
         let is_null = value.kind() == JsonKind::Null;
+        if let Some(known) = KV_MEMBERS.into_iter().chain([SALT]).find(|known| *known == key) {
+            self.given.push((known, value.span()));
+            return (known != SALT && !is_null).then_some(OWN_PARAMS);
+        }
         let one = match key {
             "stream" | "store" => "false",
             "stream_options" => "null",
             "min_tokens" => "0",
             key if limits.contains(&key) => "1",
-            "kv_transfer_params" if is_null => {
-                self.params_at.push(value.span());
-                return None;
-            }
-            "cache_salt" => {
-                self.salts_at.push(value.span());
-                return None;
-            }
-            key if KV_MEMBERS.contains(&key) && !is_null => return Some(OWN_PARAMS),
             "prompt_logprobs" if !is_null => return Some("logprobs"),
             "use_beam_search" if !is_null && truth(&value) != Some(false) => return Some("choices"),
             "best_of" if !is_null && whole_number(&value) != Some(1) => return Some("choices"),
@@ -104,27 +91,29 @@ impl Handoff {
     pub fn release(&self, params: &str) -> Bytes {
         let salt = format!("\"{:032x}\"", fastrand::u128(..));
         let mut edits = self.params(Some(params));
-        edits.extend(self.put(&self.salts_at, "cache_salt", &salt));
+        edits.extend(self.put(SALT, &salt));
         self.edited(edits, true)
     }
 
     /// Both requests of engines that meet in a room: the one that computes the prompt, and the client's.
     pub fn at_once(&self, room: &Room<'_>) -> [Bytes; 2] {
         let Room { host, port, number } = room;
-        let members =
-            format!("\"bootstrap_host\":\"{host}\",\"bootstrap_port\":{port},\"bootstrap_room\":{number},");
-        let meet = || vec![Edit::insert(self.open, &members)];
+        let (host, port, number) = (format!("\"{host}\""), port.to_string(), number.to_string());
+        let members = [("bootstrap_host", host), ("bootstrap_port", port), ("bootstrap_room", number)];
+        let meet = || members.iter().flat_map(|(key, value)| self.put(key, value)).collect();
         [self.edited(meet(), true), self.edited(meet(), false)]
     }
 
     fn params(&self, params: Option<&str>) -> Vec<Edit> {
-        params.map_or_else(Vec::new, |params| self.put(&self.params_at, "kv_transfer_params", params))
+        params.map_or_else(Vec::new, |params| self.put("kv_transfer_params", params))
     }
 
     /// A member in place of all that are given, else one more.
-    fn put(&self, given: &[Range<usize>], key: &str, value: &str) -> Vec<Edit> {
-        let put = |at: Option<&Range<usize>>| Edit::put(self.open, at.cloned(), key, value);
-        if given.is_empty() { vec![put(None)] } else { given.iter().map(Some).map(put).collect() }
+    fn put(&self, key: &str, value: &str) -> Vec<Edit> {
+        let put = |at: Option<Range<usize>>| Edit::put(self.open, at, key, value);
+        let given = self.given.iter().filter(|(name, _)| *name == key).map(|(_, at)| at.clone());
+        let edits: Vec<Edit> = given.map(Some).map(put).collect();
+        if edits.is_empty() { vec![put(None)] } else { edits }
     }
 
     fn edited(&self, mut edits: Vec<Edit>, is_one_token: bool) -> Bytes {
@@ -168,6 +157,7 @@ pub fn params_of(answer: &[u8]) -> Option<&str> {
 
 /// Asks vLLM to keep the KV of a prompt for another engine.
 pub const KEEP_KV: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
+const SALT: &str = "cache_salt";
 const UNREADABLE: &str = "unreadable";
 /// The client arranges for its KV itself.
 const OWN_PARAMS: &str = "own_params";
@@ -251,11 +241,13 @@ mod tests {
         let handoff = Handoff::of(Dialect::Chat, &Bytes::from_static(body.as_bytes())).unwrap();
         let room = Room::of("gpu-1", 8998);
         let [prefill, decode] = handoff.at_once(&room);
-        let head =
-            format!(r#"{{"bootstrap_host":"gpu-1","bootstrap_port":8998,"bootstrap_room":{},"#, room.number);
-        assert_eq!(decode, format!("{head}{}", &body[1..]));
-        let one = r#""model":"m","stream":false,"max_tokens":1,"bootstrap_room":null}"#;
-        assert_eq!(prefill, format!("{head}{one}"));
+        let head = r#"{"bootstrap_host":"gpu-1","bootstrap_port":8998,"#;
+        let one = format!(r#""model":"m","stream":false,"max_tokens":1,"bootstrap_room":{}}}"#, room.number);
+        assert_eq!(
+            decode,
+            format!(r#"{head}"model":"m","stream":true,"max_tokens":9,"bootstrap_room":{}}}"#, room.number)
+        );
+        assert_eq!(prefill, format!("{head}{one}"), "a null of its own would take the room's place");
         assert!(room.number <= i64::MAX as u64 && room != Room::of("gpu-1", 8998));
     }
 
