@@ -28,7 +28,7 @@ use crate::config::{KubernetesObject, KubernetesSource};
 pub(super) async fn run(source: KubernetesSource, report: Report) {
     match &source.object {
         KubernetesObject::Service { name, port } => {
-            let replicas = Slices { port: port.clone(), is_tls: source.is_tls };
+            let replicas = Slices::new(port, source.is_tls);
             let path = format!("/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", source.namespace);
             let path = format!("{path}?labelSelector=kubernetes.io%2Fservice-name%3D{name}");
             let watches = [AtomicBool::new(false)];

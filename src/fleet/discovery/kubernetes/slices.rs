@@ -9,6 +9,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::Deserialize;
 
 use super::object::{Metadata, Objects, ROLE, or_null};
@@ -61,8 +62,10 @@ struct SlicePort {
 /// The slices of one Service.
 #[derive(Debug)]
 pub(super) struct Slices {
-    pub(super) port: ServicePort,
-    pub(super) is_tls: bool,
+    port: ServicePort,
+    is_tls: bool,
+    /// Uids of the pods that were named last.
+    named: Mutex<BTreeSet<Arc<str>>>,
 }
 
 #[derive(Debug)]
@@ -74,6 +77,10 @@ struct Entry {
 }
 
 impl Slices {
+    pub(super) fn new(port: &ServicePort, is_tls: bool) -> Self {
+        Self { port: port.clone(), is_tls, named: Mutex::default() }
+    }
+
     /// Where the endpoints of a slice listen.
     fn port(&self, slice: &Slice) -> Option<u16> {
         match &self.port {
@@ -112,33 +119,44 @@ impl Slices {
         })
     }
 
-    /// Of endpoints none of which has the port, where these have others.
-    fn missing(&self, others: &BTreeSet<String>) -> String {
-        let missing = match &self.port {
-            ServicePort::Number(port) => {
+    /// Of endpoints that have other ports: all, or some that had the port before.
+    fn missing(&self, others: &BTreeSet<String>, are_all: bool) -> String {
+        let missing = match (&self.port, are_all) {
+            (ServicePort::Number(port), true) => {
                 format!("no endpoint has port {port}: it is the pods' port, not the Service's")
             }
-            ServicePort::Named(name) => format!("no endpoint has a port named {name:?}"),
-            ServicePort::Only => "no port is configured and no slice has just one".to_owned(),
+            (ServicePort::Number(port), false) => format!("some endpoints no longer have port {port}"),
+            (ServicePort::Named(name), true) => format!("no endpoint has a port named {name:?}"),
+            (ServicePort::Named(name), false) => {
+                format!("some endpoints no longer have a port named {name:?}")
+            }
+            (ServicePort::Only, true) => "no port is configured and no slice has just one".to_owned(),
+            (ServicePort::Only, false) => {
+                "no port is configured and some slices no longer have just one".to_owned()
+            }
         };
         let others: Vec<&str> = others.iter().map(String::as_str).collect();
         format!("{missing}; there are {}", if others.is_empty() { "none".into() } else { others.join(", ") })
     }
 
+    /// The replicas. A port that changes leaves one slice after the other: while pods that were named stand in none that has it, it
+    /// is a fault.
     pub(super) fn targets(&self, slices: &Objects<Slice>) -> Result<Vec<Found>, String> {
-        let (mut entries, mut has_no_port, mut others) = (Vec::new(), false, BTreeSet::new());
+        let (mut entries, mut without, mut others) = (Vec::new(), Vec::new(), BTreeSet::new());
         // Names of hosts (addressType FQDN) are not addresses of pods.
         let is_usable = |slice: &&Slice| slice.address_type != "FQDN" && !slice.endpoints.is_empty();
         for slice in slices.values().filter(is_usable) {
             if let Some(port) = self.port(slice) {
                 entries.extend(slice.endpoints.iter().filter_map(|one| self.entry(slice, one, port)));
             } else {
-                has_no_port = true;
+                without.extend(&slice.endpoints);
                 others.extend(slice.ports.iter().filter_map(|port| port.shown(&self.port)));
             }
         }
-        if has_no_port && entries.is_empty() {
-            return Err(self.missing(&others));
+        let mut named = self.named.lock();
+        let has_lost_it = without.iter().filter_map(|one| one.staying()).any(|pod| named.contains(pod));
+        if has_lost_it || !without.is_empty() && entries.is_empty() {
+            return Err(self.missing(&others, entries.is_empty()));
         }
         let mut by_pod: HashMap<&str, &Entry> = HashMap::new();
         let mut alone: HashMap<&Endpoint, &Entry> = HashMap::new();
@@ -155,7 +173,16 @@ impl Slices {
         targets.sort_by(|a, b| {
             (&a.spec.name, &*a.spec.endpoint.host).cmp(&(&b.spec.name, &*b.spec.endpoint.host))
         });
+        *named = targets.iter().filter_map(|found| found.instance.clone()).collect();
         Ok(targets)
+    }
+}
+
+impl SliceEndpoint {
+    /// The uid of its pod, unless that leaves.
+    fn staying(&self) -> Option<&str> {
+        let is_leaving = self.conditions.terminating.unwrap_or(false);
+        self.target_ref.as_ref().filter(|_| !is_leaving)?.uid.as_deref()
     }
 }
 
@@ -181,9 +208,12 @@ mod tests {
     use super::*;
 
     fn targets(port: &ServicePort, slices: &[Value]) -> Result<Vec<Found>, String> {
+        Slices::new(port, false).targets(&objects(slices))
+    }
+
+    fn objects(slices: &[Value]) -> Objects<Slice> {
         let read = |slice: &Value| serde_json::from_value(slice.clone()).unwrap();
-        let slices = slices.iter().enumerate().map(|(at, slice)| (at.to_string(), read(slice)));
-        Slices { port: port.clone(), is_tls: false }.targets(&slices.collect())
+        slices.iter().enumerate().map(|(at, slice)| (at.to_string(), read(slice))).collect()
     }
 
     fn slice(family: &str, endpoints: &[Value]) -> Value {
@@ -232,6 +262,28 @@ mod tests {
         slices[0] = slice("IPv4", &[leaving]);
         assert_eq!(shown(&slices), ["e [fd00::2]:8000"], "its IPv6 address does not bring it back");
         assert!(shown(&[]).is_empty());
+    }
+
+    #[test]
+    fn pods_whose_port_changes_slice_by_slice_stay() {
+        let pods = |names: &[&str]| -> Vec<Value> {
+            names.iter().enumerate().map(|(at, name)| pod(name, &format!("10.0.0.{at}"), json!({}))).collect()
+        };
+        let of = |port: &str, names: &[&str]| json!({ "metadata": { "name": "s" }, "ports": [{ "name": port, "port": 8000 }], "endpoints": pods(names) });
+        let service = Slices::new(&ServicePort::Named("http".into()), false);
+        let named = |slices: &[Value]| service.targets(&objects(slices)).map(|found| found.len());
+        assert_eq!(named(&[of("http", &["a", "b"]), of("http", &["c"]), of("grpc", &["d"])]), Ok(3));
+        let fault = "some endpoints no longer have a port named \"http\"; there are grpc, web";
+        let changing = [of("web", &["a", "b"]), of("http", &["c"]), of("grpc", &["d"])];
+        assert_eq!(named(&changing), Err(fault.to_owned()));
+        assert_eq!(
+            named(&[of("web", &["e"]), of("http", &["a", "b", "c"])]),
+            Ok(3),
+            "a pod moves with its port"
+        );
+        let leaving = pod("c", "10.0.0.9", json!({ "terminating": true, "serving": true }));
+        let gone = json!({ "metadata": { "name": "s" }, "ports": [], "endpoints": [leaving] });
+        assert_eq!(named(&[of("http", &["a", "b"]), gone]), Ok(2));
     }
 
     #[test]
