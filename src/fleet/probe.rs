@@ -5,6 +5,7 @@
 //! the engine answers; a success without what was asked for ([`super::probe_answer`]) is none. Probes are skipped while live responses prove the replica. A full queue, and a prompt that the engine is
 //! busy with, keep probes from being answered too: neither is a reason to leave while anything moves.
 
+use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -413,26 +414,35 @@ impl Prober {
 
     /// Sends a request whose answer brings a replica into traffic. It stands behind all that others sent there, so it keeps its place
     /// while the engine moves: each new one would begin at the end again, and a busy fleet would not be taken up before it is idle.
+    /// Another one stands beside it, a new one after each timeout: the first may have been lost.
     async fn send_proof(&self, call: Call<'_>) -> Result<(StatusCode, Bytes), CallError> {
         let patience = call.timeout;
         if self.replica.is_ready() {
             return call.send(&self.connector).await;
         }
         let call = Call { timeout: LONGEST_PROOF.max(patience), ..call };
-        let mut answer = std::pin::pin!(call.send(&self.connector));
+        let mut first = std::pin::pin!(call.send(&self.connector));
         let mut works_for_others = false;
         loop {
             let began = self.clock.now();
-            match tokio::time::timeout(patience, &mut answer).await {
-                Ok(answer) => {
+            let another =
+                async { if works_for_others { call.send(&self.connector).await } else { pending().await } };
+            let answered = tokio::select! {
+                biased;
+                answer = &mut first => Some(answer),
+                answer = another => Some(answer),
+                () = tokio::time::sleep(patience) => None,
+            };
+            match answered {
+                Some(answer) => {
                     // It worked all the while that this one waited: it is warm.
                     if works_for_others && answer.as_ref().is_ok_and(|(status, _)| status.is_success()) {
                         self.replica.health.warmth.adopted(self.clock.now());
                     }
                     return answer;
                 }
-                Err(_) if self.replica.health.vitals.last_sign() > began => works_for_others = true,
-                Err(_) => return Err(CallError::Timeout),
+                None if self.replica.health.vitals.last_sign() > began => works_for_others = true,
+                None => return Err(CallError::Timeout),
             }
         }
     }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::support::replica::{Gate, Probes, Replica, Step};
@@ -324,7 +324,7 @@ async fn a_reload_that_promises_what_an_engine_lacks_takes_it_out() {
     let gateway = Gateway::start(config.clone()).await;
     let lacks =
         wire::json(404, r#"{"error":{"message":"The model does not exist.","type":"NotFoundError"}}"#);
-    let whole = wire::json(200, r#"{"choices":[{"index":0,"text":"a","finish_reason":"length"}]}"#);
+    let whole = wire::json(200, TEXT);
     let list = wire::json(200, &listing("tiny"));
     replica.answers(move |asked| match asked.head.starts_with("GET") {
         true => list.clone(),
@@ -663,22 +663,39 @@ async fn the_first_probe_keeps_its_place_behind_what_others_sent() {
     let ([replica], mut config) = config::fresh().await;
     let pool = &mut config.pools[0];
     pool.scrape_interval = Duration::from_millis(10);
-    (pool.probe.interval, pool.probe.timeout) = (Duration::from_millis(10), Duration::from_millis(500));
-    replica.probes(Probes::CompletionsUnanswered);
-    let page = |tokens: usize| format!("vllm:generation_tokens_total {tokens}\n");
-    replica.show_page(Some(&page(0)));
+    (pool.probe.interval, pool.probe.timeout) = (Duration::from_millis(10), Duration::from_millis(300));
+    replica.probes(Probes::Scripted);
+    let (list, whole) = (wire::json(200, &listing("tiny")), wire::json(200, TEXT));
+    let asked = Arc::new(AtomicUsize::new(0));
+    let (counter, answers) = (Arc::clone(&asked), Gate::new());
+    let (is_over, tokens) = (answers.clone(), AtomicUsize::new(0));
+    replica.answers(move |request| match request.line() {
+        // It generates for others.
+        "GET /metrics HTTP/1.1" => {
+            let tokens = tokens.fetch_add(1, Ordering::Relaxed);
+            vec![Step::Raw(wire::whole(
+                200,
+                "text/plain",
+                &format!("vllm:generation_tokens_total {tokens}\n"),
+            ))]
+        }
+        line if line.starts_with("GET") => list.clone(),
+        _ if is_over.is_cancelled() => whole.clone(),
+        _ => {
+            counter.fetch_add(1, Ordering::Relaxed);
+            vec![Step::Hang]
+        }
+    });
     let gateway = Gateway::start_unready(config);
-    let mut tokens = 0;
-    until("it generates for others for several timeouts", || {
-        tokens += 1;
-        replica.show_page(Some(&page(tokens)));
-        tokens > 400
+    until("several more were sent, of which the last one waits beside it", || {
+        asked.load(Ordering::Relaxed) >= 4 && replica.busy() == 2
     })
     .await;
-    let asked = replica.own().iter().filter(|request| request.line().starts_with("POST")).count();
-    assert_eq!(asked, 1, "a second one would wait behind all that came meanwhile");
     assert_eq!(gateway.state_of(&replica), ReplicaState::Probing);
-    // It stands still: the next one is answered.
-    replica.probes(Probes::Answered);
+    // The first one was lost: it has no answer.
+    answers.cancel();
     gateway.ready().await;
 }
+
+/// A completion of one token.
+const TEXT: &str = r#"{"choices":[{"index":0,"text":"a","finish_reason":"length"}]}"#;
