@@ -136,6 +136,16 @@ impl Config {
         canaries.filter_map(|canary| self.pools.get(canary.pool)).any(|known| known.name == pool.name)
     }
 
+    /// The other pools of the routes whose canary a pool is.
+    pub fn baselines(&self, pool: &Pool) -> impl Iterator<Item = &Pool> {
+        let is_its = |route: &&Route| {
+            let canary = route.canary.as_ref().and_then(|canary| self.pools.get(canary.pool));
+            canary.is_some_and(|known| known.name == pool.name)
+        };
+        let pools = self.routes.iter().filter(is_its).flat_map(|route| self.pools_of(route));
+        pools.filter(|other| other.name != pool.name)
+    }
+
     /// Whether requests of a pool may be refused: one of its routes has a `[route.queue]`.
     pub fn queues(&self, pool: &Pool) -> bool {
         self.routes_of(pool).any(|route| route.queue.is_some())

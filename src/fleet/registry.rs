@@ -116,6 +116,11 @@ impl Fleet {
                 state
             })
             .collect();
+        for (membership, pool) in after.iter().zip(&config.pools) {
+            let known = |other: &Pool| after.iter().find(|known| known.pool.name == other.name);
+            let baselines = config.baselines(pool).filter_map(|other| Some(Arc::clone(&known(other)?.pool)));
+            membership.baselines.store(Arc::new(baselines.collect()));
+        }
         self.dropped.lock().extend(gone);
         let pools: Arc<Vec<_>> = Arc::new(after.iter().map(|known| Arc::clone(&known.pool)).collect());
         self.memberships.store(Arc::new(after));

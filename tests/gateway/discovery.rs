@@ -307,6 +307,32 @@ async fn a_source_that_suddenly_names_none_keeps_the_replicas_that_answer_until_
 }
 
 #[tokio::test]
+async fn the_last_replica_of_a_canary_leaves_at_once_where_its_baseline_serves() {
+    for serves in [true, false] {
+        let [baseline, canary] = Replica::several().await;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("replicas.json");
+        write(&path, &[&canary]);
+        let mut config = config::with_canary(&baseline, &canary, "");
+        config.pools[1].replicas.clear();
+        config.pools[1].discovery = Discovery { file: Some(path.clone()), ..Discovery::default() };
+        if !serves {
+            baseline.stop_listening().await;
+        }
+        let gateway = Gateway::start_unready(config);
+        let is_ready = |replica: &Replica| names(&gateway).contains(&replica.name());
+        until("all that can be are ready", || is_ready(&canary) && is_ready(&baseline) == serves).await;
+        write(&path, &[]);
+        let kept = || -> usize {
+            let sources = gateway.app.fleet.sources();
+            sources.iter().filter(|one| one.targets == 0).map(|one| one.kept).sum()
+        };
+        let expected = (!serves, usize::from(!serves));
+        until("it leaves, or is kept", || (is_ready(&canary), kept()) == expected).await;
+    }
+}
+
+#[tokio::test]
 async fn each_successor_that_is_ready_takes_the_place_of_one_that_left() {
     let (old, new) = (Replica::several::<3>().await, Replica::several::<3>().await);
     for late in &new {

@@ -31,6 +31,8 @@ pub(crate) struct Membership {
     pub(super) is_handing_over: AtomicBool,
     /// It is a route's canary: what serves in its name is of its revision.
     pub(super) is_canary: AtomicBool,
+    /// Of a canary: the other pools of its routes.
+    pub(in crate::fleet) baselines: ArcSwap<Vec<Arc<PoolState>>>,
     /// As the log said last.
     left_out: AtomicUsize,
     of_other_role: AtomicUsize,
@@ -71,6 +73,7 @@ impl Membership {
             leaving: ArcSwap::default(),
             is_handing_over: AtomicBool::new(false),
             is_canary: AtomicBool::new(false),
+            baselines: ArcSwap::default(),
             left_out: AtomicUsize::new(0),
             of_other_role: AtomicUsize::new(0),
         })
