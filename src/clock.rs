@@ -29,6 +29,11 @@ impl Stamp {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
+    /// `self - span`, not before the anchor.
+    pub(crate) fn before(self, span: Duration) -> Self {
+        Self(self.0.saturating_sub(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
     /// `self + span`, saturating.
     #[must_use]
     pub fn after(self, span: Duration) -> Self {

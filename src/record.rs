@@ -594,6 +594,11 @@ impl Record {
         self.decision.as_ref().is_some_and(|decision| decision.is_cold)
     }
 
+    /// Whether its replica computed prompts until its first token that another pool has cached.
+    pub fn is_filling(&self) -> bool {
+        self.decision.as_ref().is_some_and(|decision| decision.is_filling)
+    }
+
     /// Whether its client is owed an answer with content.
     pub fn owes_answer(&self) -> bool {
         self.dialect.owes_answer(&self.client.method)

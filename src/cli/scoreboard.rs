@@ -224,7 +224,7 @@ mod tests {
         let scores = Scoreboard::default();
         let gap = |ms, tokens| Gap { length: Duration::from_millis(ms), tokens };
         let gaps = [gap(90, Some(9)), gap(50, Some(1)), gap(900, None)];
-        scores.record_gaps(&"a".into(), &Gaps { gaps: &gaps, late_itl: &[] });
+        scores.record_gaps(&"a".into(), &Gaps { gaps: &gaps, late_itl: &[], is_filling: false });
         assert_eq!(cells(&scores, &[status("a")])[0][8..10], ["10.0", "50.0"]);
     }
 

@@ -47,6 +47,26 @@ pub struct Pick {
     pub ways: Option<Box<Ways>>,
     /// Its part of an outside provider's limits.
     pub outside: Option<Box<OutsideCharge>>,
+    /// Until its prompt is computed, where another pool of its route has that cached.
+    pub fill: Option<CacheFill>,
+}
+
+/// A prompt that a replica computes though another pool of its route has it cached.
+#[derive(Debug)]
+pub struct CacheFill(Arc<Replica>);
+
+impl CacheFill {
+    /// At this replica.
+    pub fn begin(replica: &Arc<Replica>) -> Self {
+        replica.health.warmth.fill_begins();
+        Self(Arc::clone(replica))
+    }
+}
+
+impl Drop for CacheFill {
+    fn drop(&mut self) {
+        self.0.health.warmth.fill_ends(self.0.now());
+    }
 }
 
 impl Pick {
@@ -68,6 +88,7 @@ impl Pick {
         if !self.assignment.first_token(at) {
             return;
         }
+        self.fill = None;
         if let Some(waited) = self.assignment.waited(at) {
             self.replica.engine.first_token(waited);
         }

@@ -80,6 +80,11 @@ impl Replica {
         })
     }
 
+    /// This moment.
+    pub(super) fn now(&self) -> Stamp {
+        self.clock.now()
+    }
+
     /// Labels of its metrics and records.
     pub fn served(&self) -> Arc<Served> {
         self.identity.served()

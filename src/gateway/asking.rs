@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::prepared::Prepared;
 use crate::admission::TurnOnDrop;
 use crate::clock::Stamp;
-use crate::fleet::pick::Pick;
+use crate::fleet::pick::{CacheFill, Pick};
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
 use crate::fleet::status::ReplicaState;
@@ -195,6 +195,10 @@ impl Asking<'_> {
         let replicas = &scene.replicas;
         let outside = pool.reserve_outside(request.outside_demand(), now).ok()?;
         let predicted_from = judged.query.aim.waited;
+        let others = request.route.pools.iter().filter(|other| !Arc::ptr_eq(other, pool));
+        // Asked only where revisions are compared.
+        let misses_cache = request.route.config.canary.is_some()
+            && judged.misses_cache_of(others.map(|other| &*other.dispatcher));
         let mut assignment = judged.assign()?;
         let replica = Arc::clone(replicas.iter().find(|r| r.slot() == assignment.decision.slot)?);
         let has_adapter = |model: &Arc<str>| scene.has_preferred && lacked_elsewhere(replicas, model);
@@ -203,13 +207,21 @@ impl Asking<'_> {
             assignment.decision.reason = Reason::Adapter;
         }
         replica.chosen(now);
-        let is_cold = replica.health.warmth.is_cold(now);
+        let fill = misses_cache.then(|| CacheFill::begin(&replica));
+        let warmth = &replica.health.warmth;
+        let (is_cold, is_filling) = (warmth.is_cold(now), warmth.has_filled_since(now));
         let summary = assignment.decision.summary(predicted_from);
         Some(Box::new(Pick {
             turn: TurnOnDrop(Arc::clone(&pool.queue)),
             pool: Arc::clone(pool),
             replica,
-            decision: DecisionSummary { weighed, is_cold, waited: now.since(request.read), ..summary },
+            decision: DecisionSummary {
+                weighed,
+                is_cold,
+                is_filling,
+                waited: now.since(request.read),
+                ..summary
+            },
             assignment,
             size: request.prompt.size,
             prompt: request.prompt.chain.whole(),
@@ -218,6 +230,7 @@ impl Asking<'_> {
             prefill: None,
             ways: None,
             outside,
+            fill,
         }))
     }
 }

@@ -92,6 +92,7 @@ pub(crate) fn stream() -> Record {
             predicted_hit: Tokens(64),
             candidates: 2,
             is_cold: false,
+            is_filling: false,
             weighed: Box::default(),
         }),
         tokens: TokenCounts { input: Some(Tokens(100)), cached: Some(Tokens(64)), output: Some(Tokens(21)) },

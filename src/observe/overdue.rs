@@ -285,7 +285,7 @@ mod tests {
             guard.asks(&record.attempts[0].served);
             guard.first_token(ms(50));
             for gaps in batches {
-                guard.gaps(&Gaps { gaps, late_itl: &[] }, || per_event);
+                guard.gaps(&Gaps { gaps, late_itl: &[], is_filling: false }, || per_event);
             }
             let late = of_route(&overdue, &record.route, ms(60)).pop();
             let found = late.map(|late| (late.missed, late.stage(), late.waits_for, late.by));

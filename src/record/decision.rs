@@ -26,6 +26,9 @@ pub struct DecisionSummary {
     pub candidates: u16,
     /// The chosen replica had become warm a short while ago: its TTFT says little about its revision.
     pub is_cold: bool,
+    /// The chosen replica computes prompts that another pool of the route has cached, this one or one before it: what that takes is no
+    /// property of its revision.
+    pub is_filling: bool,
     /// The best candidates and the chosen one, cheapest first; empty where the policy does not predict, and for most requests
     /// under high load.
     pub weighed: Box<[Weighed]>,

@@ -18,9 +18,17 @@ pub struct Gaps<'a> {
     pub gaps: &'a [Gap],
     /// Gaps whose token count became known at the end: (gap, whole tokens per event).
     pub late_itl: &'a [(Duration, u32)],
+    /// Prompts were computed meanwhile that another pool has cached; see [`super::DecisionSummary::is_filling`].
+    pub is_filling: bool,
 }
 
 impl<'a> Gaps<'a> {
+    /// From the first of its events to the last.
+    pub fn span(&self) -> Duration {
+        let late = self.late_itl.iter().map(|(length, _)| *length);
+        self.gaps.iter().map(|gap| gap.length).chain(late).sum()
+    }
+
     /// Inter-chunk latencies: each gap once.
     pub fn icl(&self) -> impl Iterator<Item = Duration> + use<'a> {
         self.gaps.iter().map(|gap| gap.length)
@@ -50,7 +58,7 @@ mod tests {
         let ms = Duration::from_millis;
         let gap = |length, tokens| Gap { length: ms(length), tokens };
         let gaps = [gap(90, Some(9)), gap(50, None), gap(70, Some(0)), gap(2048, Some(u32::MAX))];
-        let batch = Gaps { gaps: &gaps, late_itl: &[(ms(30), 3), (ms(40), 0)] };
+        let batch = Gaps { gaps: &gaps, late_itl: &[(ms(30), 3), (ms(40), 0)], is_filling: false };
         assert_eq!(batch.icl().collect::<Vec<_>>(), [ms(90), ms(50), ms(70), ms(2048)]);
         assert_eq!(batch.itl().collect::<Vec<_>>(), [(ms(10), 9), (ms(2), 1024), (ms(10), 3)]);
     }

@@ -66,8 +66,8 @@ mod tests {
         let mut pace = ItlSlo::new(ItlBounds::new([Some(ms(20)), None, None, Some(ms(100))])).unwrap();
         let gaps: Vec<Gap> = gaps.iter().map(|(n, tokens)| Gap { length: ms(*n), tokens: *tokens }).collect();
         let late: Vec<_> = late.iter().map(|(n, tokens)| (ms(*n), *tokens)).collect();
-        pace.take(&Gaps { gaps: &gaps, late_itl: &[] });
-        pace.take(&Gaps { gaps: &[], late_itl: &late });
+        pace.take(&Gaps { gaps: &gaps, late_itl: &[], is_filling: false });
+        pace.take(&Gaps { gaps: &[], late_itl: &late, is_filling: false });
         pace.missed()
     }
 

@@ -103,7 +103,11 @@ impl StreamPump {
     }
 
     fn flush(&mut self, now: Stamp, sink: &mut impl StreamSink) {
-        self.reader.timeline.flush(now, |gaps| sink.gaps(&gaps, &self.pick));
+        let warmth = &self.pick.replica.health.warmth;
+        self.reader.timeline.flush(now, |gaps| {
+            let is_filling = warmth.has_filled_since(now.before(gaps.span()));
+            sink.gaps(&Gaps { is_filling, ..gaps }, &self.pick);
+        });
     }
 
     /// Whether content came.
@@ -212,6 +216,9 @@ impl StreamPump {
 pub fn note_first_token<'a>(record: &'a mut Record, pick: &Pick, at: Stamp) -> Option<FirstToken<'a>> {
     if let Some(made) = record.attempts.last_mut() {
         made.seen = pick.replica.engine.seen(made.start, at);
+        if let Some(decision) = &mut record.decision {
+            decision.is_filling |= pick.replica.health.warmth.has_filled_since(made.start);
+        }
     }
     Some(FirstToken {
         record,

@@ -137,7 +137,7 @@ impl Timeline {
             for gap in gaps.iter().filter(|gap| gap.tokens.is_none()) {
                 self.late.push(gap.length);
             }
-            merge(Gaps { gaps: &gaps, late_itl: &[] });
+            merge(Gaps { gaps: &gaps, late_itl: &[], is_filling: false });
         }
         self.batch.clear();
     }
@@ -162,12 +162,12 @@ impl Timeline {
         for gap in self.late.drain() {
             batch.push((gap, tokens.next()));
             if batch.len() == BATCH {
-                merge(Gaps { gaps: &[], late_itl: &batch });
+                merge(Gaps { gaps: &[], late_itl: &batch, is_filling: false });
                 batch.clear();
             }
         }
         if !batch.is_empty() {
-            merge(Gaps { gaps: &[], late_itl: &batch });
+            merge(Gaps { gaps: &[], late_itl: &batch, is_filling: false });
         }
     }
 

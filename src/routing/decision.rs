@@ -87,6 +87,7 @@ impl Decision {
             predicted_hit: self.hit,
             candidates: self.candidates,
             is_cold: false,
+            is_filling: false,
             weighed: Box::default(),
         }
     }

@@ -252,6 +252,20 @@ impl<'a> Judged<'a> {
         cheapest(&self.query, &self.candidates, decision)
     }
 
+    /// Whether one of these pools has much of the prompt cached that the chosen replica, which could have it, has not.
+    pub fn misses_cache_of<'d>(&self, others: impl Iterator<Item = &'d Dispatcher>) -> bool {
+        let Verdict::Place(decision) = &self.verdict else { return false };
+        let Some(chosen) = self.candidates.get(decision.at) else { return false };
+        let Ask { prompt, elsewhere, .. } = &self.query.ask;
+        if elsewhere.is_some() || self.query.index.credit(chosen.slot) <= 0.0 {
+            return false;
+        }
+        let longest = others.map(|other| other.index.longest(prompt.chain)).max().unwrap_or(0);
+        let cached = |blocks| prompt.cached(blocks, Tokens(0), chosen.block_tokens).0;
+        let lacking = cached(longest).saturating_sub(cached(chosen.blocks));
+        lacking > LEAST_FILL.max(prompt.tokens.0 / 10)
+    }
+
     /// Acts on the decision: reserves the load and notes the prompt. `None` where the verdict is to hold the request.
     pub fn assign(&self) -> Option<Assignment> {
         let Verdict::Place(decision) = self.verdict else { return None };
@@ -292,6 +306,9 @@ impl<'a> Judged<'a> {
         Some(Assignment { dispatcher, decision, ahead, load, sampling, computed, known, announced, pending })
     }
 }
+
+/// Tokens, and a tenth of the prompt: what is lacking less is hardly slower.
+const LEAST_FILL: u64 = 128;
 
 /// A request's place at a replica: holds its load until it is dropped, and takes in what came of it.
 #[derive(Debug)]

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use crate::admission::large_and_small;
 use crate::support::replica::Replica;
 use crate::support::{Gateway, PATH, config, observer, soon, until, wire};
@@ -11,6 +13,8 @@ use tokenway::app::foundation::Foundation;
 use tokenway::clock::Clock;
 use tokenway::config::{Config, PolicyName, QueueLimits, Slo, TtftBound, WeightedPool};
 use tokenway::fleet::status::ReplicaState;
+use tokenway::observe::{Judgement, Tap};
+use tokenway::record::Record;
 use tokio::runtime::Handle;
 
 const BODY: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
@@ -136,6 +140,40 @@ async fn with_share(config: Config, share: u32) -> Gateway {
     let gateway = Gateway { app: Arc::new(App::on(foundation, observer)) };
     gateway.ready().await;
     gateway
+}
+
+/// Keeps which revision answered each request, and whether that filled its cache.
+#[derive(Default)]
+struct Fills(Mutex<Vec<(String, bool)>>);
+
+impl Tap for Fills {
+    fn record(&self, record: &Arc<Record>, _: &Judgement) {
+        self.0.lock().push((record.revision().to_owned(), record.is_filling()));
+    }
+}
+
+#[tokio::test]
+async fn what_a_canary_computes_because_its_cache_is_new_is_known_for_that() {
+    let [baseline, canary] = Replica::several().await;
+    let (clock, seen) = (Clock::start(), Arc::<Fills>::default());
+    let config = config::with_canary(&baseline, &canary, "");
+    let observer = observer(&config, clock, Some(Arc::clone(&seen) as _));
+    let foundation = Foundation::lay(Arc::new(config), clock, Handle::current()).unwrap();
+    let share = foundation.carried_over.canaries.of(&"*".into(), &"new".into());
+    let gateway = Gateway { app: Arc::new(App::on(foundation, observer)) };
+    gateway.ready().await;
+    let prompt = |text: &str| {
+        let text = text.repeat(400);
+        format!(r#"{{"model":"tiny","stream":true,"messages":[{{"role":"user","content":"{text}"}}]}}"#)
+    };
+    for (part, text) in [(0, "lorem "), (10_000, "ipsum "), (10_000, "lorem "), (10_000, "lorem ")] {
+        share.set(part);
+        assert_eq!(gateway.post(PATH, &prompt(text)).await.status(), 200);
+        gateway.idle().await;
+    }
+    let expected = [("default", false), ("new", false), ("new", true), ("new", false)];
+    let expected = expected.map(|(revision, is_filling)| (revision.to_owned(), is_filling));
+    assert_eq!(*seen.0.lock(), expected, "new to both, the baseline's alone, and its own by then");
 }
 
 #[tokio::test]

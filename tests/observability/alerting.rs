@@ -45,7 +45,7 @@ fn page() -> String {
     observer.first_token(&first);
     let gaps = [Gap { length: Duration::from_millis(40), tokens: Some(2) }];
     let key = StreamKey::new(&record, first.served);
-    observer.stream_series(&key).gaps(&Gaps { gaps: &gaps, late_itl: &[] });
+    observer.stream_series(&key).gaps(&Gaps { gaps: &gaps, late_itl: &[], is_filling: false });
     let mut budget = StageBudget::default();
     budget.set(Stage::Prefill, Duration::from_millis(1));
     observer.record(&Arc::new(Record { stage_budget: Some(Arc::new(budget)), ..support::record() }));

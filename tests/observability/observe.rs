@@ -115,7 +115,7 @@ fn one_request(observer: &Observer) {
     ];
     let late = [(Duration::from_millis(30), 3)];
     let key = StreamKey::new(&record, first.served);
-    observer.stream_series(&key).gaps(&Gaps { gaps: &gaps, late_itl: &late });
+    observer.stream_series(&key).gaps(&Gaps { gaps: &gaps, late_itl: &late, is_filling: false });
     observer.record(&Arc::new(record));
 }
 

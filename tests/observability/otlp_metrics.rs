@@ -136,7 +136,7 @@ fn one_stream(observer: &Observer) {
     let gap = |millis, tokens| Gap { length: Duration::from_millis(millis), tokens: Some(tokens) };
     let gaps = [gap(20, 1), gap(20, 1), gap(40, 2)];
     let key = StreamKey::new(&record, first.served);
-    observer.stream_series(&key).gaps(&Gaps { gaps: &gaps, late_itl: &[] });
+    observer.stream_series(&key).gaps(&Gaps { gaps: &gaps, late_itl: &[], is_filling: false });
     observer.record(&Arc::new(record));
 }
 

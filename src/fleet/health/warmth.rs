@@ -1,6 +1,7 @@
-//! Whether a replica's process is warm: since when it is not, how long that took, and its slow start afterwards.
+//! Whether a replica's process is warm: since when it is not, how long that took, and its slow start afterwards. And whether it
+//! computes prompts that another pool of their route has cached: a new revision begins with empty caches.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -17,6 +18,10 @@ pub(crate) struct Warmth {
     is_slow: AtomicBool,
     /// Answers before this are those of a process that came up a short while ago.
     fresh_until: AtomicStamp,
+    /// Prompts that it computes though another pool has them cached.
+    fills: AtomicU32,
+    /// When the last one of them was computed.
+    filled: AtomicStamp,
 }
 
 #[derive(Debug, Default)]
@@ -110,6 +115,22 @@ impl Warmth {
     /// means little for its pool.
     pub(crate) fn is_cold(&self, now: Stamp) -> bool {
         self.is_in_slow_start() || now < self.fresh_until.load()
+    }
+
+    /// A prompt is sent there that another pool has cached.
+    pub(crate) fn fill_begins(&self) {
+        self.fills.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It is computed, or given up.
+    pub(crate) fn fill_ends(&self, now: Stamp) {
+        self.filled.raise(now);
+        self.fills.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether such prompts were computed there at any time from then on.
+    pub(crate) fn has_filled_since(&self, from: Stamp) -> bool {
+        self.fills.load(Ordering::Relaxed) > 0 || self.filled.get().is_some_and(|last| last >= from)
     }
 
     /// Asks its slow start, or changes it; `None` where it is in none.

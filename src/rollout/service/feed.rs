@@ -180,7 +180,7 @@ impl Feed {
 impl Tap for Feed {
     fn first_token(&self, first: &FirstToken<'_>) {
         // Loading, compiling and empty caches are no property of a revision, nor is what was lost elsewhere.
-        if first.is_cold || first.is_retried() {
+        if first.is_cold || first.record.is_filling() || first.is_retried() {
             return;
         }
         let FirstToken { record, served, ttft, .. } = first;
@@ -193,6 +193,9 @@ impl Tap for Feed {
     }
 
     fn gaps(&self, stream: &StreamKey, gaps: &Gaps<'_>) {
+        if gaps.is_filling {
+            return;
+        }
         let Some(arm) = self.arm(&stream.route, &stream.pool, &stream.revision) else { return };
         let gaps: Vec<_> = gaps.itl().map(|(itl, tokens)| (itl.as_secs_f64(), f64::from(tokens))).collect();
         if !gaps.is_empty() {
@@ -207,7 +210,7 @@ impl Tap for Feed {
         let Some(arm) = self.arm_of(&record.route, served) else { return };
         let last = record.attempts.len().saturating_sub(1);
         let is_over = record.outcome != Outcome::Canceled;
-        let is_cold = record.is_cold();
+        let is_cold = record.is_cold() || record.is_filling();
         // Prompts are computed for all revisions alike.
         let is_own = |attempt: &Attempt| !attempt.is_canceled && attempt.cause != AttemptCause::Prefill;
         let lost = record.attempts.iter().filter(|attempt| is_own(attempt) && arm == Arm::Baseline);
@@ -248,6 +251,7 @@ impl Tap for Feed {
             brevity: brevity(record).filter(|_| record.outcome == Outcome::Ok),
             is_at_limit: is_at_limit(record).filter(|_| record.outcome == Outcome::Ok),
             is_slo_missed: match judgement.verdict {
+                _ if record.is_filling() => None,
                 SloVerdict::Met => Some(false),
                 SloVerdict::Missed(_) => Some(true),
                 SloVerdict::NotCounted => None,

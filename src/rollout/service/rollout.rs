@@ -264,7 +264,8 @@ impl Rollout {
             let seen = Observed { is_censored, is_unary, replica, conversation, ..Observed::of(arm, value) };
             self.judge.observe(now, measure, class, seen);
         }
-        if record.is_cold() && record.outcome == Outcome::Ok && arm == Arm::Baseline {
+        if (record.is_cold() || record.is_filling()) && record.outcome == Outcome::Ok && arm == Arm::Baseline
+        {
             self.judge.expects(Measure::Ttft);
         }
         for (arm, is_failed) in &ended.attempts {

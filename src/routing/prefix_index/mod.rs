@@ -100,6 +100,14 @@ impl PrefixIndex {
         self.ends.deepen(chain, &mut hits.blocks);
     }
 
+    /// Leading blocks of a prompt that some replica holds whose hits are worth anything.
+    pub fn longest(&self, chain: &[u64]) -> usize {
+        let mut hits = Hits::default();
+        self.lookup(chain, &mut hits);
+        let of_caches = hits.blocks.iter().enumerate().filter(|(slot, _)| self.credit(*slot) > 0.0);
+        of_caches.map(|(_, blocks)| *blocks as usize).max().unwrap_or(0)
+    }
+
     /// What a hit on this replica is worth: 1, or less where its reports fall short of predictions; 0 where it caches nothing.
     pub fn credit(&self, slot: usize) -> f64 {
         let credit = self.credits.get(slot).map_or(1.0, |bits| f32::from_bits(bits.load(Ordering::Relaxed)));
