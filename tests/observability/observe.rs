@@ -171,11 +171,20 @@ async fn a_replica_that_is_gone_for_five_minutes_leaves_and_may_come_back() {
     let count = format!("tokenway_replica_time_to_first_token_seconds_count{{{REPLICA}}}");
     let scrape = |fleet: &[_]| value(&observer.metrics.render(fleet), &count);
     assert_eq!(scrape(&[status(ReplicaState::Ready, true)]), Some(1.0));
+    let families = &observer.metrics.families.requests;
+    for [prefill, decode] in [["gpu-a:8000", "d"], ["p", "gpu-a:8000"], ["p", "d"]] {
+        families.kv_transfers.inc([prefill, decode, "worked"]);
+        families.kv_transfer_time.get([prefill, decode]).observe(0.1);
+    }
     tokio::time::advance(Duration::from_secs(299)).await;
     assert_eq!(scrape(&[]), Some(1.0));
     tokio::time::advance(Duration::from_secs(2)).await;
     let page = observer.metrics.render(&[]);
     assert!(!page.contains("gpu-a:8000"), "{page}");
+    assert!(
+        page.contains(r#"tokenway_kv_transfers_total{decode="d",prefill="p",result="worked"} 1"#),
+        "{page}"
+    );
     one_request(&observer);
     assert_eq!(scrape(&[]), Some(1.0), "a new series, not a handle to the old one");
 }

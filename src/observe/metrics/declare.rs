@@ -94,8 +94,8 @@ pub(super) trait Handle {
     fn start(&self, _key: &[&str], _foreseen: &Foreseen) {}
     /// Removes all series of a key.
     fn forget(&self, _key: &[&str]) {}
-    /// Removes all series of other revisions.
-    fn forget_revisions(&self, _is_kept: &dyn Fn(&str) -> bool) {}
+    /// Removes all series with other values of this label.
+    fn forget_values(&self, _label: &str, _is_kept: &dyn Fn(&str) -> bool) {}
 }
 
 impl<M: Build> Handle for M {
@@ -119,8 +119,8 @@ pub(super) trait Group {
         self.families().iter().for_each(|family| family.forget(key));
     }
 
-    fn forget_revisions(&self, is_kept: &dyn Fn(&str) -> bool) {
-        self.families().iter().for_each(|family| family.forget_revisions(is_kept));
+    fn forget_values(&self, label: &str, is_kept: &dyn Fn(&str) -> bool) {
+        self.families().iter().for_each(|family| family.forget_values(label, is_kept));
     }
 }
 

@@ -208,10 +208,10 @@ impl<V: Vector + Build, const N: usize> Handle for Family<V, N> {
         self.forget_where(&|values| key.iter().zip(values).all(|(key, value)| *key == &**value));
     }
 
-    fn forget_revisions(&self, is_kept: &dyn Fn(&str) -> bool) {
-        let label = self.declared.labels.iter().position(|label| label.name == "revision");
+    fn forget_values(&self, label: &str, is_kept: &dyn Fn(&str) -> bool) {
+        let label = self.declared.labels.iter().position(|known| known.name == label);
         let Some(label) = label else { return };
-        self.forget_where(&|values| values.get(label).is_some_and(|revision| !is_kept(revision)));
+        self.forget_where(&|values| values.get(label).is_some_and(|value| !is_kept(value)));
     }
 }
 

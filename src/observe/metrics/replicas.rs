@@ -4,7 +4,7 @@
 //! left the fleet keeps its series for five minutes, in the state `gone`, so that Prometheus sees it end and no alert takes
 //! it for a failure; then they are removed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,6 +52,14 @@ impl KnownReplicas {
         for key in &gone {
             self.0.remove(key);
             families.replicas.forget(&[&key.0, &key.1]);
+        }
+        if !gone.is_empty() {
+            let names: HashSet<&str> = self.0.keys().map(|(_, replica)| &**replica).collect();
+            let is_gone =
+                |name: &str| gone.iter().any(|(_, replica)| **replica == *name) && !names.contains(name);
+            for label in ["prefill", "decode"] {
+                families.requests.forget_values(label, &|name| !is_gone(name));
+            }
         }
         for status in fleet {
             let key = key_of(status);

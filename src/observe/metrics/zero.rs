@@ -41,9 +41,9 @@ impl Metrics {
         // No page shows the moment between.
         let _one_at_a_time = self.rendering.lock();
         let Families { by_tenant, by_route, requests, .. } = &*self.families;
-        by_tenant.forget_revisions(&is_kept);
-        by_route.forget_revisions(&is_kept);
-        requests.forget_revisions(&is_kept);
+        by_tenant.forget_values(REVISION, &is_kept);
+        by_route.forget_values(REVISION, &is_kept);
+        requests.forget_values(REVISION, &is_kept);
         // Handles of series that are gone.
         self.by_request.retain(|key, _| is_kept(&key.revision));
         self.by_stream.retain(|key, _| is_kept(&key.revision));
@@ -103,6 +103,8 @@ const CLASSES: [Class; 3] = [Class::Short, Class::Medium, Class::Long];
 const NOBODY: &str = "default";
 /// Label sets of route, model, tenant, revision and class; with up to thirteen series each.
 const MAX_LABEL_SETS: usize = 200;
+
+const REVISION: &str = "revision";
 
 #[cfg(test)]
 mod tests {
