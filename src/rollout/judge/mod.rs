@@ -378,19 +378,32 @@ impl Judge {
         compared
     }
 
-    /// What a test compares, of baseline and canary, as a sentence has it; of latencies where the two differ most.
+    /// What a test compares, of baseline and canary, as a sentence has it: where the two differ most.
     pub fn sides(&mut self, test: &str) -> Option<[String; 2]> {
         if let Some(rate) = self.rates.iter().find(|rate| rate.name == test) {
             let shown = |bad: f64| if rate.name == GOODPUT { 1.0 - bad } else { bad };
             return Some(rate.seen.map(|seen| format!("{:.1} %", 100.0 * shown(seen.share()))));
         }
         let tail = self.tails.iter().find(|tail| tail.name == test)?;
-        let (measure, which) = (tail.measure, if tail.bound.is_tail() { 2 } else { 0 });
+        let measure = tail.measure;
+        let ranks = match measure {
+            // One answer in ten may be cut short, or in a hundred.
+            Measure::Brevity => 0..3,
+            _ if tail.bound.is_tail() => 2..3,
+            _ => 0..1,
+        };
         let groups = self.compared().into_iter().filter(|compared| compared.measure == measure);
-        let sides = groups.map(|group| group.percentiles.map(|percentiles| percentiles[which]));
-        let widest = sides.max_by(|a, b| (a[1] / a[0]).total_cmp(&(b[1] / b[0])))?;
-        Some(widest.map(|value| match measure {
-            Measure::Brevity => format!("{:.0} tokens", 1.0 / value),
+        let sides = groups.flat_map(|group| {
+            ranks
+                .clone()
+                .rev()
+                .map(move |rank| (rank, group.percentiles.map(|percentiles| percentiles[rank])))
+        });
+        let (rank, widest) = sides.max_by(|(_, a), (_, b)| (a[1] / a[0]).total_cmp(&(b[1] / b[0])))?;
+        Some(widest.map(|value| match (measure, rank) {
+            (Measure::Brevity, 0) => format!("{:.0} tokens", 1.0 / value),
+            (Measure::Brevity, 1) => format!("{:.0} tokens in the shortest tenth", 1.0 / value),
+            (Measure::Brevity, _) => format!("{:.0} tokens in the shortest hundredth", 1.0 / value),
             _ => seconds(value),
         }))
     }
@@ -578,6 +591,19 @@ mod tests {
         assert_eq!(judge.sides("ttft_p99").unwrap(), ["200 ms", "1.5 s"]);
         assert_eq!(judge.sides("goodput").unwrap(), ["100.0 %", "75.0 %"]);
         assert_eq!(judge.sides("itl_p99"), None, "nothing was measured");
+        for request in 0..2000_u32 {
+            let arm = [Arm::Canary, Arm::Baseline][request as usize % 2];
+            // One answer of the canary in eight is empty.
+            let brevity = if request % 16 == 0 { 2.0 } else { 1.0 / 12.0 };
+            judge.observe(
+                200.0 + f64::from(request) / 20.0,
+                Measure::Brevity,
+                Class::Short,
+                Observed::of(arm, brevity),
+            );
+        }
+        let shortest = ["12", "0"].map(|tokens| format!("{tokens} tokens in the shortest tenth"));
+        assert_eq!(judge.sides("brevity").unwrap(), shortest);
     }
 
     /// Whether a step ends, after how many answers of the canary, of which a share takes six times as long; 24 requests a second,
