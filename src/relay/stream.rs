@@ -360,6 +360,8 @@ impl StreamBody {
         if std::mem::replace(&mut self.is_settled, true) {
             return;
         }
+        // Until now: what follows, until the body is dropped, is ours.
+        self.pump.reader.timeline.left_waiting(self.client.guard.clock().now());
         self.client.guard.fail(failure);
         self.blame(failure);
     }
@@ -400,7 +402,7 @@ impl Drop for StreamBody {
                 self.pump.pick.given_up(sent, false, now);
             }
         }
-        if !self.pump.reader.is_whole() {
+        if !self.pump.reader.is_whole() && !self.is_settled {
             self.pump.reader.timeline.left_waiting(now);
         }
         let mut tokens = self.pump.facts().tokens;

@@ -11,11 +11,15 @@ mod migration;
 mod shadow;
 mod wrong;
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokenway::config::Config;
 use tokenway::fleet::status::ReplicaState;
+use tokenway::observe::{Judgement, Tap};
+use tokenway::record::Record;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
@@ -23,6 +27,16 @@ use tokio::net::{TcpSocket, TcpStream};
 use crate::support::client::{Body, Http2, Reply, read_http2};
 use crate::support::replica::{Replica, Step};
 use crate::support::{CHAT, Gateway, PATH, UNARY, config, until, wire};
+
+/// Keeps the records.
+#[derive(Default)]
+struct Records(Mutex<Vec<Arc<Record>>>);
+
+impl Tap for Records {
+    fn record(&self, record: &Arc<Record>, _: &Judgement) {
+        self.0.lock().push(Arc::clone(record));
+    }
+}
 
 /// Two replicas behind a round-robin gateway: the first request goes to `bad`.
 struct Pair {
@@ -751,4 +765,21 @@ async fn a_response_head_that_is_no_http_is_named_for_what_it_is() {
             "{told}"
         );
     }
+}
+
+#[tokio::test]
+async fn what_follows_the_break_of_a_stream_is_no_gap_of_its_engine() {
+    let replica = Replica::start().await;
+    let seen = Arc::<Records>::default();
+    let gateway = Gateway::start_observed(config::of(&[&replica]), Some(Arc::clone(&seen) as _));
+    gateway.ready().await;
+    replica.next(vec![wire::sse_head(), wire::event(wire::content("x")), Step::Close]);
+    let reply = gateway.post(PATH, CHAT).await;
+    assert!(reply.text().contains("error"), "{}", reply.text());
+    gateway.idle().await;
+    let record = Arc::clone(&seen.0.lock()[0]);
+    let lasted = record.at.end.since(record.at.first_token.unwrap());
+    // The client gets so long to read the error event.
+    let grace = Duration::from_millis(20);
+    assert!(record.longest_gap + grace <= lasted, "{:?} of {lasted:?}", record.longest_gap);
 }
