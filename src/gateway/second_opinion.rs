@@ -123,8 +123,10 @@ impl Exchange {
     }
 }
 
-/// The status by which an engine refuses a request as wrong.
+/// The status by which an engine refuses a request as wrong, or as one that it does not serve.
 fn refusal(answer: &UpstreamResponse) -> Option<u16> {
     let UpstreamResponse::Buffered(answer) = answer else { return None };
-    Some(answer.head.status).filter(StatusCode::is_client_error).map(|status| status.as_u16())
+    let status = answer.head.status;
+    let refuses = status.is_client_error() || status == StatusCode::NOT_IMPLEMENTED;
+    refuses.then(|| status.as_u16())
 }

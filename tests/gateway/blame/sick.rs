@@ -528,10 +528,12 @@ const REFUSAL: &str = r#"{"error":{"message":"\"auto\" tool choice requires --en
 
 #[tokio::test]
 async fn a_replica_that_refuses_what_others_answer_is_left_and_clients_get_those_answers() {
-    for policy in [PolicyName::RoundRobin, PolicyName::Latency] {
+    for (policy, status) in
+        [(PolicyName::RoundRobin, 400), (PolicyName::Latency, 400), (PolicyName::Latency, 501)]
+    {
         let (gateway, replicas) = four(policy).await;
         assert_eq!(failed(&gateway, 0..40).await, 0);
-        replicas[0].always(wire::json(400, REFUSAL));
+        replicas[0].always(wire::json(status, REFUSAL));
         let before = replicas[0].count();
         let failed = failed(&gateway, 40..200).await;
         let seen = replicas[0].count() - before;
