@@ -19,6 +19,8 @@ pub struct Handoff {
     body: Bytes,
     /// One token, unary, nothing stored.
     of_one_token: Vec<Edit>,
+    /// A budget of thinking is to be below the limit of tokens, but in a request whose KV is kept: without one, the prompt is the same.
+    without_budget: Vec<Edit>,
     /// Behind the brace that opens the body.
     open: usize,
     /// Values by name that others take the place of; a member without any goes behind the brace that opens the body.
@@ -34,7 +36,13 @@ impl Handoff {
         let text = std::str::from_utf8(body).map_err(|_| UNREADABLE)?;
         let open = open_of(body).ok_or(UNREADABLE)?;
         let limits = if dialect.generates() { dialect.answer_limits() } else { return Err("dialect") };
-        let mut handoff = Self { body: body.clone(), of_one_token: Vec::new(), open, given: Vec::new() };
+        let mut handoff = Self {
+            body: body.clone(),
+            of_one_token: Vec::new(),
+            without_budget: Vec::new(),
+            open,
+            given: Vec::new(),
+        };
         let (mut has_limit, mut has_store, mut refused) = (false, false, None);
         Cursor::new(text)
             .object(|key, value| {
@@ -62,6 +70,10 @@ impl Handoff {
             self.given.push((known, value.span()));
             return (known != SALT && !is_null).then_some(OWN_PARAMS);
         }
+        if key == "thinking" && names_budget(value) {
+            self.without_budget.push(Edit::replace(value.span(), r#"{"type":"adaptive"}"#));
+            return None;
+        }
         let one = match key {
             "stream" | "store" => "false",
             "stream_options" => "null",
@@ -78,12 +90,15 @@ impl Handoff {
 
     /// The request that computes the prompt; `ask` is the object that makes the engine keep its KV, if it takes one.
     pub fn prefill(&self, ask: Option<&str>) -> Bytes {
-        self.edited(self.params(ask), true)
+        match ask {
+            Some(_) => self.edited(self.params(ask), &self.of_one_token),
+            None => self.of_one_token(Vec::new()),
+        }
     }
 
     /// The client's request with the object of the prefill answer.
     pub fn decode(&self, params: Option<&str>) -> Bytes {
-        self.edited(self.params(params), false)
+        self.edited(self.params(params), &[])
     }
 
     /// The request of one token that fetches the KV of the prefill answer and throws it away. An engine may have let that KV go, and
@@ -92,7 +107,7 @@ impl Handoff {
         let salt = format!("\"{:032x}\"", fastrand::u128(..));
         let mut edits = self.params(Some(params));
         edits.extend(self.put(SALT, &salt));
-        self.edited(edits, true)
+        self.of_one_token(edits)
     }
 
     /// Both requests of engines that meet in a room: the one that computes the prompt, and the client's.
@@ -101,7 +116,7 @@ impl Handoff {
         let (host, port, number) = (format!("\"{host}\""), port.to_string(), number.to_string());
         let members = [("bootstrap_host", host), ("bootstrap_port", port), ("bootstrap_room", number)];
         let meet = || members.iter().flat_map(|(key, value)| self.put(key, value)).collect();
-        [self.edited(meet(), true), self.edited(meet(), false)]
+        [self.of_one_token(meet()), self.edited(meet(), &[])]
     }
 
     fn params(&self, params: Option<&str>) -> Vec<Edit> {
@@ -116,16 +131,24 @@ impl Handoff {
         if edits.is_empty() { vec![put(None)] } else { edits }
     }
 
-    fn edited(&self, mut edits: Vec<Edit>, is_one_token: bool) -> Bytes {
-        if is_one_token {
-            edits.extend_from_slice(&self.of_one_token);
-        }
+    fn of_one_token(&self, mut edits: Vec<Edit>) -> Bytes {
+        edits.extend_from_slice(&self.without_budget);
+        self.edited(edits, &self.of_one_token)
+    }
+
+    fn edited(&self, mut edits: Vec<Edit>, more: &[Edit]) -> Bytes {
+        edits.extend_from_slice(more);
         if edits.is_empty() {
             return self.body.clone();
         }
         in_order(&mut edits);
         apply(&self.body, &edits)
     }
+}
+
+fn names_budget(thinking: Raw<'_>) -> bool {
+    let budget = Cursor::new(thinking.text()).members(["budget_tokens"]);
+    budget.is_ok_and(|[budget]| budget.is_some())
 }
 
 /// Where two engines of SGLang meet for the KV of one request.
@@ -249,6 +272,22 @@ mod tests {
         );
         assert_eq!(prefill, format!("{head}{one}"), "a null of its own would take the room's place");
         assert!(room.number <= i64::MAX as u64 && room != Room::of("gpu-1", 8998));
+    }
+
+    #[test]
+    fn a_budget_of_thinking_is_left_where_one_token_may_have_it() {
+        let body = r#"{"max_tokens":4096,"thinking":{"type":"enabled","budget_tokens":2048}}"#;
+        let handoff = Handoff::of(Dialect::Messages, &Bytes::from_static(body.as_bytes())).unwrap();
+        let thinking = |body: &[u8]| serde_json::from_slice::<Value>(body).unwrap()["thinking"].to_string();
+        let budget = r#"{"budget_tokens":2048,"type":"enabled"}"#;
+        assert_eq!(
+            [handoff.prefill(Some("{}")), handoff.decode(Some("{}"))].map(|body| thinking(&body)),
+            [budget; 2]
+        );
+        let [computed, answered] = handoff.at_once(&Room::of("gpu-1", 8998));
+        assert_eq!(thinking(&answered), budget);
+        let without = [handoff.prefill(None), handoff.release("{}"), computed];
+        assert_eq!(without.map(|body| thinking(&body)), [r#"{"type":"adaptive"}"#; 3]);
     }
 
     #[test]
