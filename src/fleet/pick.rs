@@ -191,8 +191,8 @@ impl Pick {
         if matches!(failure, ReplicaFailure::NoFreeConnection { .. }) || failure.is_idle_close() {
             return;
         }
-        if matches!(failure, ReplicaFailure::Bypassed { .. }) {
-            // The proxy does not give its reason: a probe is to find out.
+        if matches!(failure, ReplicaFailure::Bypassed { .. }) && health.answers.doubtful_rate().is_none() {
+            // The proxy does not give its reason. It may not know a new replica yet: a probe is to find out.
             return health.vitals.suspect(now);
         }
         if failure.is_refusal() && now.since(health.vitals.last_sign()) < BUSY_FOR {

@@ -80,6 +80,25 @@ async fn the_prompt_is_cached_where_it_was_served() {
 }
 
 #[tokio::test]
+async fn a_replica_that_is_passed_over_again_and_again_is_left() {
+    let ([sick, _other], picker) = Picker::before(|_| {}).await;
+    let sick = sick.name();
+    let mut passed_over = Vec::new();
+    for request in 0..60 {
+        let body = BODY.replace("hello", &format!("hello {request}"));
+        let (mut envoy, placed) = picker.placed(&body).await;
+        let endpoints = placed.endpoints();
+        // It answers at first.
+        let is_passed_over = request >= 6 && endpoints[0] == sick;
+        stream(&mut envoy, endpoints[usize::from(is_passed_over)]).await;
+        picker.end().await;
+        passed_over.push(is_passed_over);
+    }
+    let count = passed_over.iter().filter(|is_over| **is_over).count();
+    assert!((1..=6).contains(&count), "{passed_over:?}");
+}
+
+#[tokio::test]
 async fn a_failure_of_a_fallback_is_the_fallback_s() {
     let ([_one, _two], picker) = Picker::before(|_| {}).await;
     let (mut envoy, placed) = picker.placed(WHOLE).await;
