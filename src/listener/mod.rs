@@ -518,12 +518,12 @@ const MAX_HEADER_LIST: u32 = 32 * 1024;
 /// Of one connection at a time, which may be that of a proxy with many clients. Costs memory only where streams are open.
 const MAX_STREAMS: u32 = 4096;
 /// Bytes of an upload that a client may send ahead, on a stream and on all of a connection: so much goes up in a round trip.
-const STREAM_WINDOW: u32 = 1024 * 1024;
+const STREAM_WINDOW: u32 = 256 * 1024;
 /// A proxy is near, and all its clients' streams may be open at once.
 const PROXIED_STREAM_WINDOW: u32 = 64 * 1024;
 /// h2 ends a connection, with all that a proxy's clients have there, once the overhead of unread small frames is half of its window: here
-/// 8,000 of a byte. It is also what a connection may make us keep unread.
-const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
+/// 32,000 of a byte. It is also what a connection may make us keep unread: 64 uploads that wait for memory leave no other one a window.
+const CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
 /// The most that there is: what each stream may send ahead bounds it.
 const PROXY_WINDOW: u32 = (1 << 31) - 1;
 /// Streams that were reset before a read of the connection was over: more than a proxy's clients are that leave at once.

@@ -336,11 +336,11 @@ async fn floods_of_small_frames_hurt_nobody_else() {
 }
 
 #[tokio::test]
-async fn a_client_may_send_1_mib_of_a_body_ahead_and_no_more() {
+async fn a_client_may_send_256_kib_of_a_body_ahead_and_no_more() {
     let gateway = Gateway::start().await;
     let mut client = Connection::silent(gateway.addr()).await;
     let settings = client.settings().await;
-    assert_eq!(settings.get(&4), Some(&1_048_576), "initial window of a stream: {settings:?}");
+    assert_eq!(settings.get(&4), Some(&262_144), "initial window of a stream: {settings:?}");
     assert_eq!(settings.get(&3), Some(&4096), "concurrent streams");
     assert_eq!(settings.get(&6), Some(&32_768), "header list");
 }
