@@ -23,8 +23,8 @@ pub trait StreamSink {
     fn record(&mut self) -> &mut Record;
     /// Called at the first content event.
     fn first_token(&mut self, at: Stamp, pick: &Pick);
-    /// Called with gaps between content events of its replica.
-    fn gaps(&mut self, gaps: &Gaps<'_>, pick: &Pick);
+    /// Called with gaps between content events of its replica, of which each had so many bytes of text on average.
+    fn gaps(&mut self, gaps: &Gaps<'_>, pick: &Pick, bytes_per_event: f64);
 }
 
 /// A stream with the replica that sends it.
@@ -103,10 +103,11 @@ impl StreamPump {
     }
 
     fn flush(&mut self, now: Stamp, sink: &mut impl StreamSink) {
+        let bytes_per_event = self.bytes_per_event();
         let warmth = &self.pick.replica.health.warmth;
         self.reader.timeline.flush(now, |gaps| {
             let is_filling = warmth.has_filled_since(now.before(gaps.span()));
-            sink.gaps(&Gaps { is_filling, ..gaps }, &self.pick);
+            sink.gaps(&Gaps { is_filling, ..gaps }, &self.pick, bytes_per_event);
         });
     }
 
@@ -134,13 +135,14 @@ impl StreamPump {
         sink: &mut impl StreamSink,
     ) {
         let at = reader.timeline.first_token().unwrap_or(now);
+        let bytes_per_event = self.bytes_per_event();
         let mut timeline = std::mem::take(&mut self.reader.timeline);
         self.events_before = timeline.content_events();
         timeline.join(&reader.timeline);
         // The break and the gaps before it are those of the replica that is left, which has not counted their tokens.
         let output = self.estimated_output(self.events_before);
         self.text_before = self.text_bytes();
-        timeline.finish(now, Some(output.0), |gaps| sink.gaps(&gaps, &self.pick));
+        timeline.finish(now, Some(output.0), |gaps| sink.gaps(&gaps, &self.pick, bytes_per_event));
         reader.timeline = timeline;
         (self.reader, self.pick) = (reader, pick);
         self.reader.watch.decodes(at);
@@ -164,7 +166,8 @@ impl StreamPump {
     /// Completes the record with what was observed; `tokens` are those of the whole answer.
     pub fn finish(&mut self, now: Stamp, tokens: TokenCounts, sink: &mut impl StreamSink) {
         let output = tokens.output.map(|n| n.0);
-        self.reader.timeline.finish(now, output, |gaps| sink.gaps(&gaps, &self.pick));
+        let bytes_per_event = self.bytes_per_event();
+        self.reader.timeline.finish(now, output, |gaps| sink.gaps(&gaps, &self.pick, bytes_per_event));
         let (timeline, record) = (&self.reader.timeline, sink.record());
         record.at.last_token = timeline.last_token();
         record.side_by_side = timeline.side_by_side();
@@ -189,6 +192,10 @@ impl StreamPump {
         let by_text = self.text_bytes() as f64 / self.pick.pool.ratio.bytes_per_token();
         let plausible = usual.max(by_text / PLAUSIBLE).min(by_text * PLAUSIBLE);
         Tokens((plausible.round() as u64).max(events))
+    }
+
+    fn bytes_per_event(&self) -> f64 {
+        self.text_bytes() as f64 / self.reader.timeline.content_events().max(1) as f64
     }
 
     fn text_bytes(&self) -> u64 {

@@ -73,9 +73,13 @@ impl StreamSink for ClientSink {
     }
 
     #[inline]
-    fn gaps(&mut self, gaps: &Gaps<'_>, pick: &Pick) {
+    fn gaps(&mut self, gaps: &Gaps<'_>, pick: &Pick, bytes_per_event: f64) {
         self.series.gaps(gaps);
-        self.guard.gaps(gaps, || pick.pool.dispatcher.model.tokens_per_event());
+        self.guard.gaps(gaps, || {
+            let usual = pick.pool.dispatcher.model.tokens_per_event()?;
+            // Answers differ, by what a draft model foresees: none is slow whose text is as long as it should be by now.
+            Some(usual.max(bytes_per_event / pick.pool.ratio.bytes_per_token()))
+        });
         if let Some(pace) = &mut self.pace {
             pace.take(gaps);
         }

@@ -224,7 +224,7 @@ impl StreamSink for ShadowSink<'_> {
         }
     }
 
-    fn gaps(&mut self, gaps: &Gaps<'_>, _: &Pick) {
+    fn gaps(&mut self, gaps: &Gaps<'_>, _: &Pick, _: f64) {
         self.observer.shadow_gaps(&self.key, gaps);
     }
 }
