@@ -232,7 +232,12 @@ impl RouteState {
         all_former: &[Arc<Self>],
     ) -> Self {
         let former = all_former.iter().map(Arc::as_ref).find(|known| known.config.name == route.name);
-        let mut wheel = PoolWheel::new(route.pools.iter().map(|weighted| weighted.weight));
+        let mut wheel = PoolWheel::new(
+            config
+                .pools_of(route)
+                .map(|pool| &*pool.name)
+                .zip(route.pools.iter().map(|weighted| weighted.weight)),
+        );
         let mut shadow = None;
         if let Some(canary) = &route.canary
             && let Some(pool) = config.pools.get(canary.pool)

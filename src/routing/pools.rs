@@ -58,15 +58,21 @@ impl<T: Default> ByCanary<T> {
 #[derive(Debug)]
 pub struct PoolWheel {
     weights: Box<[u32]>,
+    /// Hashes of their names: a session keeps its pool wherever that stands in the list.
+    keys: Box<[u64]>,
     /// Place of the canary's pool; its share goes before the weights.
     canary: Option<(usize, Arc<CanaryShare>)>,
     turn: AtomicU64,
 }
 
 impl PoolWheel {
-    /// A wheel over pools in the order of the route.
-    pub fn new(weights: impl IntoIterator<Item = u32>) -> Self {
-        Self { weights: weights.into_iter().collect(), canary: None, turn: AtomicU64::new(0) }
+    /// A wheel over pools in the order of the route, by name and weight.
+    pub fn new<'n>(pools: impl IntoIterator<Item = (&'n str, u32)>) -> Self {
+        let (keys, weights): (Vec<_>, Vec<_>) = pools
+            .into_iter()
+            .map(|(name, weight)| (rendezvous::identity(SEED, name.as_bytes()), weight))
+            .unzip();
+        Self { weights: weights.into(), keys: keys.into(), canary: None, turn: AtomicU64::new(0) }
     }
 
     /// The same with a canary, which gets its share whatever its weight; the others divide the rest by their weights.
@@ -124,20 +130,22 @@ impl PoolWheel {
     pub fn choose(&self, session: Option<u64>, is_available: impl Fn(usize) -> bool) -> Option<usize> {
         let open = || self.shares().filter(|(pool, weight)| *weight > 0 && is_available(*pool));
         let chosen = match session {
-            Some(key) => by_session(key, open()),
+            Some(key) => self.by_session(key, open()),
             None => by_turn(self.turn.fetch_add(GOLDEN, Ordering::Relaxed), open),
         };
         chosen.or_else(|| self.fallbacks().find(|pool| is_available(*pool)))
     }
-}
 
-fn by_session(key: u64, open: impl Iterator<Item = (usize, u64)>) -> Option<usize> {
-    // The smallest of exponential variates with these rates: each pool wins with its share of the weights.
-    let wait =
-        |pool: usize, weight: u64| -rendezvous::unit(rendezvous::rank(key, pool as u64)).ln() / weight as f64;
-    open.map(|(pool, weight)| (pool, wait(pool, weight)))
-        .min_by(|(_, a), (_, b)| a.total_cmp(b))
-        .map(|(pool, _)| pool)
+    fn by_session(&self, session: u64, open: impl Iterator<Item = (usize, u64)>) -> Option<usize> {
+        // The smallest of exponential variates with these rates: each pool wins with its share of the weights.
+        let wait = |pool: usize, weight: u64| {
+            let key = self.keys.get(pool).copied().unwrap_or_default();
+            -rendezvous::unit(rendezvous::rank(session, key)).ln() / weight as f64
+        };
+        open.map(|(pool, weight)| (pool, wait(pool, weight)))
+            .min_by(|(_, a), (_, b)| a.total_cmp(b))
+            .map(|(pool, _)| pool)
+    }
 }
 
 fn by_turn<I: Iterator<Item = (usize, u64)>>(turn: u64, open: impl Fn() -> I) -> Option<usize> {
@@ -153,6 +161,8 @@ fn by_turn<I: Iterator<Item = (usize, u64)>>(turn: u64, open: impl Fn() -> I) ->
     None
 }
 
+/// The same on all gateways.
+const SEED: u64 = 0;
 /// All requests.
 pub const WHOLE: u32 = 10_000;
 /// 2^64 divided by the golden ratio: multiples of it fill the circle as evenly as any sequence does.
@@ -161,6 +171,10 @@ pub const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn wheel(weights: &[u32]) -> PoolWheel {
+        PoolWheel::new(["a", "b", "c"].into_iter().zip(weights.iter().copied()))
+    }
 
     fn counts(wheel: &PoolWheel, requests: u64, session: impl Fn(u64) -> Option<u64>) -> Vec<u64> {
         let mut counts = vec![0; wheel.weights.len()];
@@ -175,7 +189,7 @@ mod tests {
         let cases: [&[u32]; 4] = [&[1], &[90, 10], &[1, 1, 1], &[100, 0, 50]];
         for weights in cases {
             let total: u32 = weights.iter().sum();
-            let found = counts(&PoolWheel::new(weights.iter().copied()), 300, |_| None);
+            let found = counts(&wheel(weights), 300, |_| None);
             for (count, weight) in found.iter().zip(weights) {
                 let due = 300.0 * f64::from(*weight) / f64::from(total);
                 assert!((*count as f64 - due).abs() <= 3.0, "{found:?} for {weights:?}");
@@ -185,8 +199,8 @@ mod tests {
 
     #[test]
     fn sessions_are_shared_by_weight_and_move_only_towards_what_gained() {
-        let before = PoolWheel::new([90, 10, 0]);
-        let after = PoolWheel::new([90, 20, 0]);
+        let before = wheel(&[90, 10, 0]);
+        let after = wheel(&[90, 20, 0]);
         let share = counts(&before, 10_000, Some)[1];
         assert!((850..1150).contains(&share), "{share} of 10000 sessions");
         for session in 0..2000 {
@@ -197,9 +211,20 @@ mod tests {
     }
 
     #[test]
+    fn a_session_keeps_its_pool_wherever_that_stands_in_the_list() {
+        let before = wheel(&[0, 50, 50]);
+        let after = PoolWheel::new([("c", 50), ("b", 50)]);
+        for session in 0..2000 {
+            let old = before.choose(Some(session), |_| true).map(|at| ["a", "b", "c"][at]);
+            let new = after.choose(Some(session), |_| true).map(|at| ["c", "b"][at]);
+            assert_eq!(old, new, "session {session}");
+        }
+    }
+
+    #[test]
     fn a_canary_gets_its_share_and_the_others_divide_the_rest() {
         let share = Arc::new(CanaryShare::default());
-        let wheel = PoolWheel::new([30, 90, 0]).with_canary(2, Arc::clone(&share));
+        let wheel = wheel(&[30, 90, 0]).with_canary(2, Arc::clone(&share));
         assert_eq!(counts(&wheel, 100, Some)[2], 0);
         assert!(!wheel.uses(2) && wheel.uses(0));
         share.set(2000);
@@ -226,11 +251,11 @@ mod tests {
 
     #[test]
     fn what_is_not_available_gets_nothing() {
-        let wheel = PoolWheel::new([50, 50, 0]);
+        let open = wheel(&[50, 50, 0]);
         for session in [None, Some(1), Some(2), Some(3)] {
-            assert_eq!(wheel.choose(session, |pool| pool != 0), Some(1));
-            assert_eq!(wheel.choose(session, |pool| pool == 2), None);
-            assert_eq!(PoolWheel::new([]).choose(session, |_| true), None);
+            assert_eq!(open.choose(session, |pool| pool != 0), Some(1));
+            assert_eq!(open.choose(session, |pool| pool == 2), None);
+            assert_eq!(wheel(&[]).choose(session, |_| true), None);
         }
     }
 }
