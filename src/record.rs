@@ -594,6 +594,12 @@ impl Record {
         self.decision.as_ref().is_some_and(|decision| decision.is_cold)
     }
 
+    /// Whether a tenth of its wait for the first token, or more, was expected to be for prompts ahead of it.
+    pub fn has_queued(&self) -> bool {
+        let expected = self.attempts.last().and_then(|made| made.expected);
+        expected.is_some_and(|expected| expected.queue * 9 > expected.prefill)
+    }
+
     /// Whether its replica computed prompts until its first token that another pool has cached.
     pub fn is_filling(&self) -> bool {
         self.decision.as_ref().is_some_and(|decision| decision.is_filling)

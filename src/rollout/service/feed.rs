@@ -50,6 +50,8 @@ pub(super) enum Seen {
         replica: u64,
         ttft: f64,
         conversation: Option<u64>,
+        /// See [`Record::has_queued`].
+        has_queued: bool,
     },
     /// Gaps in seconds, with the tokens that each stands for.
     Gaps {
@@ -187,7 +189,8 @@ impl Tap for Feed {
         if let Some(arm) = self.arm_of(&record.route, served) {
             let (ttft, conversation) = (ttft.as_secs_f64(), record.conversation);
             let replica = id(&served.pool, &served.replica);
-            let seen = Seen::FirstToken { arm, replica, ttft, conversation };
+            let has_queued = record.has_queued();
+            let seen = Seen::FirstToken { arm, replica, ttft, conversation, has_queued };
             self.send(&record.route, record.class, seen);
         }
     }

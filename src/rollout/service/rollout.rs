@@ -53,6 +53,8 @@ pub(super) struct Rollout {
     fault: Option<String>,
     /// The canary had a ready replica at the last look.
     is_served: bool,
+    /// It had fewer of them than its baseline then: what finds one busy has no free one to go to.
+    is_smaller: bool,
     /// What other gateways have seen of it.
     elsewhere: Elsewhere,
 }
@@ -99,6 +101,7 @@ impl Rollout {
             not_found: None,
             fault: None,
             is_served: true,
+            is_smaller: false,
             elsewhere: Elsewhere::default(),
         })
     }
@@ -215,7 +218,8 @@ impl Rollout {
         }
         let class = observation.class;
         match &observation.seen {
-            Seen::FirstToken { arm, replica, ttft, conversation } => {
+            Seen::FirstToken { has_queued: true, .. } if self.is_smaller => {}
+            Seen::FirstToken { arm, replica, ttft, conversation, .. } => {
                 let (replica, conversation) = (*replica, *conversation);
                 let seen = Observed { replica, conversation, ..Observed::of(*arm, *ttft) };
                 self.judge.observe(now, Measure::Ttft, class, seen);
@@ -254,8 +258,9 @@ impl Rollout {
         let (arm, replica, record) = (ended.arm, ended.replica, &*ended.record);
         let (class, conversation, is_unary) = (record.class, record.conversation, !record.is_stream);
         let is_censored = ended.censored.is_some();
+        let answer_time = ended.answer_time.filter(|_| !(self.is_smaller && record.has_queued()));
         for (measure, value) in [
-            (Measure::Ttft, ended.censored.or(ended.answer_time)),
+            (Measure::Ttft, ended.censored.or(answer_time)),
             (Measure::Tpot, record.tpot().map(|tpot| tpot.as_secs_f64())),
             (Measure::Brevity, ended.brevity),
         ] {
@@ -405,7 +410,9 @@ impl Rollout {
             self.is_dirty = true;
             return breach;
         }
-        self.is_served = replicas.iter().any(|replica| replica.arm == Arm::Canary && replica.is_ready);
+        let ready = |arm| replicas.iter().filter(|replica| replica.arm == arm && replica.is_ready).count();
+        self.is_served = ready(Arm::Canary) > 0;
+        self.is_smaller = ready(Arm::Canary) < ready(Arm::Baseline);
         let missing = self.missing();
         if self.is_served && self.plan.soak(&self.canary, passed, missing.as_deref()) {
             self.is_dirty = true;
@@ -604,7 +611,40 @@ const MAX_SECONDS: f64 = 1e6;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rollout::fixture::canary;
+    use crate::request::class::Class;
+    use crate::rollout::fixture::{canary, config};
+
+    #[test]
+    fn what_finds_a_smaller_canary_busy_is_not_compared() {
+        let config = config("");
+        let route = &config.routes[0];
+        let canary = route.canary.as_ref().unwrap();
+        for (baseline, p99) in [(1, 0.5), (3, 0.25)] {
+            let mut rollout = Rollout::new(&config, route, canary, None).unwrap();
+            let ready = |pool: &str| ReplicaStatus {
+                pool: pool.into(),
+                state: ReplicaState::Ready,
+                ..ReplicaStatus::default()
+            };
+            let fleet: Vec<_> = std::iter::repeat_n(ready("a"), baseline).chain([ready("b")]).collect();
+            assert_eq!(rollout.advance(1.0, 0, Duration::from_millis(250), &fleet), None);
+            for request in 0..100 {
+                for arm in [Arm::Baseline, Arm::Canary] {
+                    let has_queued = arm == Arm::Canary && request % 4 == 0;
+                    let ttft = if has_queued { 0.5 } else { 0.25 };
+                    let seen = Seen::FirstToken { arm, replica: 1, ttft, conversation: None, has_queued };
+                    let (route, class) = (Arc::clone(&route.name), Class::Short);
+                    rollout.observe(2.0, &Observation { route, class, seen });
+                }
+            }
+            let compared = rollout.judge.compared().remove(0);
+            assert_eq!(
+                compared.percentiles.map(|of| of[2]),
+                [0.25, p99],
+                "{baseline} replicas of the baseline"
+            );
+        }
+    }
 
     #[test]
     fn a_revision_that_was_rolled_back_stays_so_whatever_was_decided_of_it_before() {
