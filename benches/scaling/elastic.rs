@@ -197,7 +197,7 @@ impl<C: Conductor> Elastic<C> {
             .iter()
             .filter(|(_, engine)| engine.is_ready())
             .map(|(slot, engine)| (*slot, engine.context));
-        let typical = router.dispatcher.model.typical(&router.arrivals.mean_work(), contexts, now);
+        let typical = router.dispatcher.model.typical(&router.arrivals.mean(), contexts, now);
         let ahead = |last: &tokenway::admission::Waiter| Line::ahead(&router.queue, last);
         let ttft = |typical| {
             let expected = Expected::at(&router.dispatcher, &router.route.limits, ready(), typical, now)?;

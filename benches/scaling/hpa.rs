@@ -137,7 +137,7 @@ fn once(load: &Load, cold_start: u64, rival: Option<(bool, f64)>, seed: u64) -> 
     };
     let cold_start = Duration::from_secs(cold_start);
     let scale = Scale { min_replicas: 1, max_replicas: MOST, cold_start, ..Scale::default() };
-    let target = Target { scale, ttft: vec![bound], tpot: load.bounds.tpot, ..Target::default() };
+    let target = Target { scale, ttft: vec![bound], tpot: load.bounds.tpot };
     let hpa = |metric, target, stabilisation| Hpa {
         metric,
         target,

@@ -14,7 +14,6 @@ use crate::api::scale::{PoolScale, ScaleLoad, ScalePrediction, ScaleTerms};
 use crate::config::{Scale, TtftBound};
 use crate::fleet::demand::{EngineLoad, PoolLoad};
 use crate::fleet::status::ReplicaState;
-use crate::routing::Typical;
 use crate::units::Tokens;
 
 /// What a pool is held to.
@@ -26,8 +25,6 @@ pub struct Target {
     pub ttft: Vec<TtftBound>,
     /// The strictest bound on TPOT of its routes.
     pub tpot: Option<Duration>,
-    /// It answers no requests: of the answers to its prompts it makes the first token.
-    pub computes_prompts: bool,
 }
 
 /// What is asked for, and why.
@@ -185,8 +182,6 @@ impl Scaler {
         let per_replica = load.engines_per_replica.max(1);
         let typical = load.typical?;
         let (most_replicas, terms) = (answer.max_replicas, &mut answer.terms);
-        let output = if target.computes_prompts { 1.0 } else { typical.output };
-        let typical = Typical { output, ..typical };
         // What is there beyond our own: other gateways, also those that are followed, or clients that go around us.
         let beyond = |engine: &&EngineLoad| engine.foreign + engine.followed as f64;
         let foreign = self.foreign.note(now, ready.iter().map(beyond).sum());
@@ -218,7 +213,8 @@ impl Scaler {
             cache_tokens: mean(|engine| engine.cache_tokens.map(|tokens| tokens as f64)),
             context_tokens: mean(|engine| engine.context).unwrap_or(typical.uncached + typical.output / 2.0),
             ttft_bound: strictest,
-            tpot_bound: target.tpot.map(|bound| bound.as_secs_f64()),
+            // What is not decoded has no time per token.
+            tpot_bound: target.tpot.filter(|_| typical.output > 1.0).map(|bound| bound.as_secs_f64()),
         };
         terms.unexplained_running = self.unexplained(now, &judged, typical.round_trip, ready);
         // Answers are longer, or steps slower, than was learned.

@@ -133,16 +133,12 @@ impl ScaleService {
 fn targets(config: &Config) -> HashMap<Arc<str>, Target> {
     let of = |(at, pool): (usize, &crate::config::Pool)| {
         let leads_here = |route: &&crate::config::Route| route.uses(at);
-        let answers = |route: &crate::config::Route| route.pools.iter().any(|weighted| weighted.pool == at);
-        let computes_prompts =
-            config.routes.iter().any(|route| route.uses(at)) && !config.routes.iter().any(answers);
         let classes =
             || config.routes.iter().filter(leads_here).filter_map(|route| config.slo.get(&route.slo));
         let target = Target {
             scale: pool.scale.clone(),
             ttft: classes().filter_map(|slo| slo.ttft).collect(),
-            tpot: classes().filter_map(|slo| slo.tpot).min().filter(|_| !computes_prompts),
-            computes_prompts,
+            tpot: classes().filter_map(|slo| slo.tpot).min(),
         };
         (Arc::clone(&pool.name), target)
     };

@@ -4,10 +4,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::routing::Work;
+use crate::request::dialect::Computes;
+use crate::routing::{MeanRequest, Work};
 use crate::units::AtomicF64;
 
-/// Requests that asked for a pool, since it was opened, and the mean work of those that were placed of late.
+/// Requests that asked for a pool, since it was opened, and the mean of the last ones that were placed.
 #[derive(Debug, Default)]
 pub struct Arrivals {
     count: AtomicU64,
@@ -15,6 +16,8 @@ pub struct Arrivals {
     /// Of uncached prompts.
     tokens: AtomicF64,
     attention: AtomicF64,
+    /// Share of those without an answer that is decoded.
+    prompts: AtomicF64,
 }
 
 impl Arrivals {
@@ -24,11 +27,13 @@ impl Arrivals {
     }
 
     /// A request was placed with so much to compute. Concurrent calls may lose an observation, which a mean can spare.
-    pub fn placed(&self, work: &Work) {
+    pub fn placed(&self, work: &Work, computes: Computes) {
         let weight = (1.0 / (self.placed.fetch_add(1, Ordering::Relaxed) + 1) as f64).max(LEARNED);
-        for (cell, seen) in [(&self.tokens, work.tokens), (&self.attention, work.attention)] {
+        let is_prompt = computes == Computes::Prompt;
+        let seen = [work.tokens as f64, work.attention as f64, f64::from(u8::from(is_prompt))];
+        for (cell, seen) in [&self.tokens, &self.attention, &self.prompts].into_iter().zip(seen) {
             let mean = cell.load();
-            cell.store(mean + weight * (seen as f64 - mean));
+            cell.store(mean + weight * (seen - mean));
         }
     }
 
@@ -37,9 +42,12 @@ impl Arrivals {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Work of one of them.
-    pub fn mean_work(&self) -> Work {
-        Work { tokens: self.tokens.load() as u64, attention: self.attention.load() as u64 }
+    /// One of those that were placed.
+    pub fn mean(&self) -> MeanRequest {
+        MeanRequest {
+            work: Work { tokens: self.tokens.load() as u64, attention: self.attention.load() as u64 },
+            prompts: self.prompts.load(),
+        }
     }
 }
 

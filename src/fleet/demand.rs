@@ -127,7 +127,7 @@ impl PoolState {
             .zip(&engines)
             .filter(|(replica, _)| replica.is_ready() || ready.is_empty())
             .map(|(replica, engine)| (replica.slot(), engine.context));
-        let typical = self.dispatcher.model.typical(&self.arrivals.mean_work(), contexts, now);
+        let typical = self.dispatcher.model.typical(&self.arrivals.mean(), contexts, now);
         PoolLoad {
             is_unseen: false,
             pool: Arc::clone(&self.name),

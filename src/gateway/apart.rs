@@ -13,7 +13,7 @@ use crate::config::{Prefill, PrefillWhen};
 use crate::fleet::pick::Pick;
 use crate::fleet::pool::PoolState;
 use crate::record::Ways;
-use crate::request::dialect::Dialect;
+use crate::request::dialect::{Computes, Dialect};
 use crate::request::fields::Fields;
 use crate::routing::ways::{self, Choice, Rule};
 use crate::routing::{Elsewhere, Offers, Quote, SlotSet};
@@ -74,7 +74,7 @@ pub(super) fn note_missing(request: &Prepared, pick: &Pick) {
     let work = &pick.assignment.decision.terms.work;
     if side.keys.when == PrefillWhen::Always || ways::is_worth_learning(work.tokens) {
         side.pool.arrivals.note();
-        side.pool.arrivals.placed(work);
+        side.pool.arrivals.placed(work, Computes::Prompt);
     }
 }
 

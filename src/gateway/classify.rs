@@ -88,7 +88,10 @@ pub(super) fn classify(
     };
     let spliced = splice(dialect, body, fields, edits);
     let is_stream = fields.is_stream() && dialect.has_known_stream();
-    let sampling = Sampling { max_tokens: fields.max_tokens.map(Tokens), n: fields.choices() };
+    let sampling = match computes {
+        Computes::Prompt => Sampling::PROMPT,
+        _ => Sampling { max_tokens: fields.max_tokens.map(Tokens), n: fields.choices() },
+    };
     let label = label(route, model);
     Box::new(Prepared {
         table: Arc::clone(table),

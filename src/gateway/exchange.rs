@@ -599,7 +599,8 @@ impl Exchange {
         if record.decision.is_none() {
             record.decision = Some(pick.decision.clone());
             if !pick.assignment.is_past_engine() {
-                pick.pool.arrivals.placed(&pick.assignment.decision.terms.work);
+                let work = &pick.assignment.decision.terms.work;
+                pick.pool.arrivals.placed(work, self.prepared.computes);
             }
             apart::note_missing(&self.prepared, pick);
             pick.pool.retries.deposit(self.prepared.table.config.retry.budget);

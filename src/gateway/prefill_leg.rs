@@ -25,7 +25,7 @@ use crate::fleet::replica::Replica;
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{Attempt, AttemptCause, LOST_KV, SloBounds};
 use crate::relay::watch::Deadline;
-use crate::request::dialect::Dialect;
+use crate::request::dialect::{Computes, Dialect};
 use crate::request::handoff::{self, Handoff, KEEP_KV, Room};
 use crate::request::pieces::Pieces;
 use crate::routing::{LATE_TIMES, Pair, UnderWay};
@@ -91,7 +91,7 @@ impl Request<'_> {
         let pair = (prefill.replica.target.identity, decode.replica.target.identity);
         side.transfers.tries(pair, self.now());
         side.pool.arrivals.note();
-        side.pool.arrivals.placed(&prefill.assignment.decision.terms.work);
+        side.pool.arrivals.placed(&prefill.assignment.decision.terms.work, Computes::Prompt);
         side.pool.retries.deposit(self.prepared.table.config.retry.budget);
         let names = [prefill.replica.name(), decode.replica.name()];
         let decision = &decode.assignment.decision;

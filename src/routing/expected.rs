@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Ask, Dispatcher, EngineLimits, Prompt, SlotSet, Target, Typical, Verdict, policies};
+use super::{Ask, Dispatcher, EngineLimits, Prompt, Sampling, SlotSet, Target, Typical, Verdict, policies};
 use crate::clock::Stamp;
 use crate::config::PolicyName;
 use crate::units::Tokens;
@@ -32,7 +32,9 @@ impl Expected {
     ) -> Option<Self> {
         let tokens = Tokens(typical.uncached as u64);
         let tried = SlotSet::new();
-        let ask = Ask::of(Prompt { tokens, ..Prompt::default() }, &tried);
+        let max_tokens = Some(Tokens(typical.output.ceil() as u64));
+        let sampling = Sampling { max_tokens, ..Sampling::default() };
+        let ask = Ask { sampling, ..Ask::of(Prompt { tokens, ..Prompt::default() }, &tried) };
         // Collected, so that they may be lent for as short as the question.
         let targets: Vec<&Target> = targets.collect();
         let policy = policies::named(PolicyName::Latency);

@@ -56,8 +56,8 @@ pub use self::load::{
 pub use self::policies::{Choice, Eligible, Policy, Reason};
 pub use self::pools::{ByCanary, CanaryShare, GOLDEN, PoolWheel, WHOLE};
 pub use self::predictor::{
-    Calibration, Estimate, LATE_TIMES, Links, Pair, PoolModel, PoolView, SavedPool, SavedSpeed, Terms,
-    Transfers, Typical, UnderWay,
+    Calibration, Estimate, LATE_TIMES, Links, MeanRequest, Pair, PoolModel, PoolView, SavedPool, SavedSpeed,
+    Terms, Transfers, Typical, UnderWay,
 };
 pub use self::prefix_index::PrefixIndex;
 pub use self::prompt::Prompt;

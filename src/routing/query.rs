@@ -75,12 +75,7 @@ impl<'a> Ask<'a> {
     /// To compute its prompt for another pool: one token, whose lateness that other pool answers for.
     #[must_use]
     pub fn for_prefill(self) -> Self {
-        Self {
-            slo: SloBounds::default(),
-            shows_first_token: true,
-            sampling: Sampling { max_tokens: Some(Tokens(1)), n: 1 },
-            ..self
-        }
+        Self { slo: SloBounds::default(), shows_first_token: true, sampling: Sampling::PROMPT, ..self }
     }
 
     /// To be answered without the engine: nothing of it is computed, and no bound holds for it.
@@ -149,6 +144,9 @@ impl Default for Sampling {
 }
 
 impl Sampling {
+    /// Of what is no answer: the response ends the prefill.
+    pub const PROMPT: Self = Self { max_tokens: Some(Tokens(1)), n: 1 };
+
     /// Tokens of each sequence, of so many in all.
     pub(super) fn each(&self, output: Tokens) -> Tokens {
         Tokens(output.0 / u64::from(self.n.max(1)))

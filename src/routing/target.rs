@@ -217,14 +217,16 @@ impl EnginePage {
 
     /// Without what cannot be: figures of nonsense are absent, not zero.
     fn sane(self) -> Self {
+        // vLLM's for a model without a KV cache.
+        let has_cache = self.total_blocks != Some(1);
         let above_zero = |count: Option<u64>| count.filter(|count| (1..=MOST_BLOCKS).contains(count));
         Self {
             running: self.running.and_then(sane),
             waiting: self.waiting.and_then(sane),
             kv_cache_usage: self.kv_cache_usage.filter(|usage| (0.0..=1.0).contains(usage)),
             block_tokens: above_zero(self.block_tokens),
-            total_blocks: above_zero(self.total_blocks),
-            is_caching_off: self.is_caching_off,
+            total_blocks: above_zero(self.total_blocks).filter(|_| has_cache),
+            is_caching_off: self.is_caching_off || !has_cache,
             batch_limit: above_zero(self.batch_limit),
             cache: self.cache,
         }

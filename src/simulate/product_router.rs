@@ -25,6 +25,7 @@ use crate::clock::Stamp;
 use crate::config::{PolicyName, QueueLimits, Slo, Timeouts};
 use crate::fleet::arrivals::Arrivals;
 use crate::record::SloBounds;
+use crate::request::dialect::Computes;
 use crate::routing::notice::{Outbox, Placed, place};
 use crate::routing::{
     Ask, Assignment, Dispatcher, EngineLimits, EnginePage, Followed, Judged, Policy, Prompt, REFRESH_EVERY,
@@ -187,7 +188,7 @@ impl ProductRouter {
                 if let Some(target) = self.targets.get(slot) {
                     self.standings.chosen(target, now);
                 }
-                self.arrivals.placed(&assignment.decision.terms.work);
+                self.arrivals.placed(&assignment.decision.terms.work, Computes::Answer);
                 let predicted = assignment.decision.predicted_ttft;
                 match (prefill, &mut self.prefill) {
                     (Some((leg, after)), Some(side)) => {

@@ -123,6 +123,39 @@ async fn only_answers_that_come_with_the_end_of_prefill_teach_and_only_prompts_a
 }
 
 #[tokio::test]
+async fn prompts_without_an_answer_are_planned_for_with_one_token_and_a_single_block_is_no_cache() {
+    let ([replica], mut config) = config::fresh().await;
+    config.routes[0].policy = PolicyName::Latency;
+    config.pools[0].scrape_interval = Duration::from_millis(20);
+    // vLLM for a model without attention, or an encoder.
+    let page = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n\
+        vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"1\"} 1\n";
+    replica.show_page(Some(page));
+    let gateway = Gateway::start(config).await;
+    let load = || gateway.app.fleet.loads(gateway.app.gateway.clock.now()).remove(0);
+    let embed = r#"{"model":"tiny","input":"lorem ipsum"}"#;
+    replica.always(wire::json(200, r#"{"data":[],"usage":{"prompt_tokens":9}}"#));
+    for _ in 0..9 {
+        gateway.post("/v1/embeddings", embed).await;
+        gateway.idle().await;
+    }
+    // What an answer taught is taken in while something runs.
+    let gate = replica.held(wire::json(200, r#"{"data":[],"usage":{"prompt_tokens":9}}"#));
+    let mut client = gateway.sent("/v1/embeddings", embed).await;
+    until("prompts were timed", || load().typical.is_some()).await;
+    assert_eq!(load().typical.unwrap().output, 1.0);
+    gate.cancel();
+    assert_eq!(client.reply().await.status(), 200);
+    until("the page was read", || load().engines[0].running.is_some()).await;
+    assert_eq!(load().engines[0].cache_tokens, None);
+    replica.always(wire::chat_stream(&["a"]));
+    assert_eq!(gateway.post(PATH, &chat("tiny", "x")).await.status(), 200);
+    gateway.idle().await;
+    let mixed = load().typical.unwrap().output;
+    assert!((5.0..100.0).contains(&mixed), "one of eleven has an answer: {mixed}");
+}
+
+#[tokio::test]
 async fn counting_a_prompt_puts_it_into_no_cache() {
     for path in [COUNT, "/tokenize"] {
         let ([one, two], gateway) =

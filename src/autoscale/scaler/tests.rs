@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use super::*;
 use crate::autoscale::judge::typical;
+use crate::routing::Typical;
 
 /// A pool whose engines do what they are told; seconds pass by [`Pool::run`].
 struct Pool {
@@ -291,13 +292,15 @@ fn names_that_come_and_go_are_not_kept() {
 
 #[test]
 fn a_pool_that_computes_prompts_is_sized_for_prompts() {
-    let wanted = |computes_prompts| {
+    let wanted = |output| {
         let mut pool = Pool::new(2, Scale { max_replicas: 64, ..Scale::default() });
-        pool.target.computes_prompts = computes_prompts;
+        pool.load.typical = Some(Typical { output, ..typical() });
         pool.load.engines.iter_mut().for_each(|engine| engine.batch_limit = Some(8));
+        // Eight prompts of 100 ms a second slow the steps of two engines down to more than that.
+        pool.target.tpot = Some(Duration::from_millis(16));
         pool.run(120, 8).pop().unwrap()
     };
-    let (prompts, answers) = (wanted(true), wanted(false));
-    // Eight prompts of 100 ms a second, and answers of 200 tokens at 10 ms and more in batches of eight.
+    let (prompts, answers) = (wanted(1.0), wanted(200.0));
+    // Answers of 200 tokens at 10 ms and more in batches of eight.
     assert!(prompts <= 2 && answers > 2 * prompts, "{prompts} {answers}");
 }

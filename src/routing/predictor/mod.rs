@@ -23,7 +23,7 @@ pub(super) use self::pool::PoolCell;
 use self::replica::Cell;
 pub use self::saved::{SavedPool, SavedSpeed};
 pub use self::transfers::{LATE_TIMES, Links, Pair, Transfers, UnderWay};
-pub use self::typical::Typical;
+pub use self::typical::{MeanRequest, Typical};
 use super::backlog::Backlog;
 use super::load::{Known, Pace, ReplicaLoad, TimingSample};
 use super::tuning::priors;
@@ -353,7 +353,7 @@ mod tests {
     #[test]
     fn replicas_that_compute_no_prompts_are_typical_by_their_streams() {
         let model = PoolModel::new(1);
-        let typical = || model.typical(&Work::default(), [(0, None)].into_iter(), at(9));
+        let typical = || model.typical(&MeanRequest::default(), [(0, None)].into_iter(), at(9));
         assert!(typical().is_none(), "nothing was measured");
         for second in 0..9 {
             model.observe_paces(0, at(second), &[Pace { per_token: 0.06, context: 800 }]);
@@ -362,6 +362,21 @@ mod tests {
         let found = typical().unwrap();
         assert_eq!(found.prefill, 0.0);
         assert!((0.03..0.09).contains(&(found.step + found.per_sequence)), "{found:?}");
+    }
+
+    #[test]
+    fn a_typical_request_has_as_much_of_an_answer_as_the_mean_one() {
+        let model = PoolModel::new(1);
+        teach(&model, 0, 500, 20);
+        let output = |prompts| {
+            let mean = MeanRequest { work: work(500), prompts };
+            model.typical(&mean, [(0, None)].into_iter(), at(20)).unwrap().output
+        };
+        let assumed = output(0.0);
+        assert!(assumed > 200.0 && output(1.0) == 1.0, "{assumed}");
+        assert!((output(0.75) - (1.0 + 0.25 * (assumed - 1.0))).abs() < 1e-6);
+        (0..1024).for_each(|_| model.pool.observe_output(Tokens(16)));
+        assert!(output(0.0) < 25.0 && output(1.0) == 1.0);
     }
 
     #[test]

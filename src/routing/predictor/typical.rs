@@ -4,12 +4,21 @@ use super::PoolModel;
 use crate::clock::Stamp;
 use crate::routing::work::Work;
 
+/// The mean of the requests that a pool gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MeanRequest {
+    /// What is to be computed of its prompt.
+    pub work: Work,
+    /// Share of requests whose response ends their prefill: embeddings, scores, legs of `[route.prefill]`. No answer is decoded.
+    pub prompts: f64,
+}
+
 /// Costs of one mean request, in seconds, as the pool's replicas have shown them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Typical {
     /// Uncached prompt tokens.
     pub uncached: f64,
-    /// Tokens of the answer.
+    /// Tokens of the answer: 1 where none is decoded.
     pub output: f64,
     /// Seconds that its prompt keeps an engine busy.
     pub prefill: f64,
@@ -22,11 +31,11 @@ pub struct Typical {
 }
 
 impl PoolModel {
-    /// The mean over replicas for a prompt of `mean` work. Each replica is given as its slot and the tokens in the context of one
+    /// The mean over replicas for such a request. Each replica is given as its slot and the tokens in the context of one
     /// of its running sequences, where that is known. `None` before any answer.
     pub fn typical(
         &self,
-        mean: &Work,
+        mean: &MeanRequest,
         replicas: impl Iterator<Item = (usize, Option<f64>)>,
         now: Stamp,
     ) -> Option<Typical> {
@@ -36,11 +45,14 @@ impl PoolModel {
             return None;
         }
         let view = self.pool.view();
+        let MeanRequest { work, prompts } = mean;
+        // Lengths are learned of answers that are decoded.
+        let output = 1.0 + (1.0 - prompts) * (view.answers.output - 1.0).max(0.0);
         let (mut sum, mut count) = (Typical::default(), 0.0);
         for (slot, context) in replicas {
             let own = self.estimate(slot, now);
-            let context = context.unwrap_or(mean.tokens as f64 + view.answers.output / 2.0);
-            sum.prefill += if computes { own.slowness * view.work(mean) } else { 0.0 };
+            let context = context.unwrap_or(work.tokens as f64 + output / 2.0);
+            sum.prefill += if computes { own.slowness * view.work(work) } else { 0.0 };
             sum.step += own.step(0);
             sum.per_sequence += own.sequence(&view, context);
             sum.round_trip += own.round_trip;
@@ -48,8 +60,8 @@ impl PoolModel {
         }
         let of = |sum: f64| if count > 0.0 { (sum / count).max(0.0) } else { 0.0 };
         let typical = Typical {
-            uncached: mean.tokens as f64,
-            output: view.answers.output.max(1.0),
+            uncached: work.tokens as f64,
+            output,
             prefill: of(sum.prefill),
             step: of(sum.step),
             per_sequence: of(sum.per_sequence),
