@@ -308,8 +308,10 @@ fn whole(
         if outcome == Outcome::Ok {
             active.pick.learn(facts.tokens);
         }
-        if let Some(output) = facts.tokens.output.filter(|_| outcome == Outcome::Ok) {
-            active.pick.assignment.served_whole(now, output);
+        match facts.tokens.output {
+            _ if outcome != Outcome::Ok => {}
+            Some(output) => active.pick.assignment.served_whole(now, output),
+            None => active.pick.assignment.served_uncounted(record.estimated_output),
         }
         record_facts(record, facts);
         gateway.pins.owe_usage_of(record);

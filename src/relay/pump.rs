@@ -158,8 +158,11 @@ impl StreamPump {
             self.pick.learn(tokens);
         }
         let has_begun = self.is_continued || self.reader.timeline.first_token().is_some();
-        if let Some(output) = tokens.output.filter(|_| has_begun) {
-            self.pick.assignment.served(output, self.segment_events());
+        let events = self.segment_events();
+        match tokens.output {
+            _ if !has_begun => {}
+            Some(output) => self.pick.assignment.served(output, events),
+            None => self.pick.assignment.served_uncounted(self.estimated_output(events)),
         }
     }
 

@@ -430,6 +430,11 @@ impl Assignment {
         self.dispatcher.model.pool.observe_output(self.sampling.each(output));
     }
 
+    /// The answer is complete, and its engine counted no tokens: so long it is taken to have been.
+    pub fn served_uncounted(&self, output: Tokens) {
+        self.dispatcher.model.pool.observe_output(self.sampling.each(output));
+    }
+
     /// The engine counted the prompt, and the part of it that was cached where it reports that. An engine that
     /// fetched the KV reports zero cached tokens whatever it holds: no evidence.
     pub fn prompt_reported(&mut self, prompt: Option<Tokens>, cached: Option<Tokens>) {

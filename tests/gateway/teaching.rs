@@ -11,7 +11,7 @@ use tokenway::routing::Dispatcher;
 
 use crate::admission::{QUEUE, chat, one_at_a_time};
 use crate::support::replica::{Gate, Replica, Step};
-use crate::support::{Gateway, PATH, config, until, wire};
+use crate::support::{CHAT, Gateway, PATH, config, until, wire};
 
 const BATCH: &str = "/v1/chat/completions/batch";
 const COUNT: &str = "/v1/messages/count_tokens";
@@ -153,6 +153,26 @@ async fn prompts_without_an_answer_are_planned_for_with_one_token_and_a_single_b
     gateway.idle().await;
     let mixed = load().typical.unwrap().output;
     assert!((5.0..100.0).contains(&mixed), "one of eleven has an answer: {mixed}");
+}
+
+#[tokio::test]
+async fn answers_are_as_long_as_they_were_where_no_engine_counts_their_tokens() {
+    let whole = r#"{"id":"c1","choices":[{"index":0,"message":{"role":"assistant","content":"a b c"},"finish_reason":"stop"}]}"#;
+    for (answer, body) in [
+        (wire::chat_stream(&["a", " b", " c"]), CHAT.to_owned()),
+        (wire::json(200, whole), chat("tiny", "x")),
+    ] {
+        let replica = Replica::start().await;
+        let gateway = Gateway::start(by_latency(&[&replica])).await;
+        let length = || gateway.app.fleet.pools()[0].dispatcher.expected_output().0;
+        let assumed = length();
+        replica.always(answer);
+        for _ in 0..40 {
+            assert_eq!(gateway.post(PATH, &body).await.status(), 200);
+            gateway.idle().await;
+        }
+        assert!(assumed > 200 && length() < 60, "{assumed}, then {}", length());
+    }
 }
 
 #[tokio::test]
