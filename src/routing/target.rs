@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::cache_counters::{CacheFigures, CacheReport};
 use super::foreign::sane;
-use super::load::LoadView;
+use super::load::{LoadView, Shown};
 use super::memory::Memory;
 use super::{Foreign, ReplicaLoad};
 use crate::clock::Stamp;
@@ -137,7 +137,8 @@ impl Target {
         let since = std::mem::replace(&mut seen.at, now);
         seen.page = Some(page);
         if let Some((running, waiting)) = page.running.zip(page.waiting) {
-            self.load.counted(running + waiting, since);
+            let shown = Shown { running: running as u32, waiting: waiting as u32 };
+            self.load.counted(shown, since, now);
         }
         let own = self.load.view();
         let foreign = Foreign::beyond(page.running, page.waiting, &own);

@@ -1,12 +1,23 @@
 //! How many sequences an engine runs at once, by our own streams: with S places the first token of the next one comes only when
 //! another ends.
 //!
+//! Not every prompt without a first token waits for a place: it may be on its way, computed, or prepared by the server before the engine.
+//! So an engine's page that shows no queue stands for it that none does, until about the next page.
+//!
 //! While prompts wait without a pause through as many ends as ever ran together, no more than those run: that is the limit,
 //! known within one generation of streams. Sooner, where first tokens come late again and again, each as soon after the end of one of the
 //! most that ever ran as its prompt takes to compute. It is a lower bound on what fits, by Little's law never below what the engine did
 //! at that time, so it is tried again: after [`memories::ENOUGH_ANSWERS`] ends one more is let in, and whatever runs beyond the limit raises it.
 
+use crate::clock::Stamp;
 use crate::routing::tuning::{memories, priors};
+
+/// Requests on an engine's page.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::routing) struct Shown {
+    pub(in crate::routing) running: u32,
+    pub(in crate::routing) waiting: u32,
+}
 
 /// What ends and first tokens of one replica have shown.
 #[derive(Debug, Default)]
@@ -21,6 +32,8 @@ pub(super) struct Concurrency {
     untried: u32,
     /// First tokens in a row that seem to have waited for an end.
     handed_over: u32,
+    /// Until then no prompt waits for a place, by the engine's page.
+    unqueued_until: Stamp,
 }
 
 impl Concurrency {
@@ -34,11 +47,37 @@ impl Concurrency {
         }
     }
 
-    /// One of `running` sequences ended while prompts waited.
-    pub(super) fn ended(&mut self, running: u32) {
+    /// The engine's page, where `ours` are in flight; the next one is due at `next`. With nothing in its queue it shows that no prompt of
+    /// ours waits for a place where all of ours run, or clearly fewer than have run since it last did: what is on no page has not come to
+    /// the engine. A server that holds back what its engine has no place for leaves all places taken.
+    pub(super) fn paged(&mut self, shown: Shown, ours: usize, next: Stamp) {
+        let running = shown.running;
+        if shown.waiting > 0 {
+            self.unqueued_until = Stamp::default();
+            return;
+        }
+        if running as usize >= ours || self.top > running + running / 4 + 1 {
+            self.rested();
+            self.unqueued_until = next;
+        }
+        if self.limit.take_if(|limit| running > *limit).is_some() {
+            self.handed_over = 0;
+        }
+    }
+
+    /// Whether the engine's page stands for it that no prompt waits for a place.
+    pub(super) fn is_unqueued(&self, at: Stamp) -> bool {
+        at <= self.unqueued_until
+    }
+
+    /// One of `running` sequences ended while prompts had no first token.
+    pub(super) fn ended(&mut self, running: u32, at: Stamp) {
         let was_tried =
             self.untried >= memories::ENOUGH_ANSWERS && self.limit.is_some_and(|limit| running >= limit);
         self.untried = if was_tried { 0 } else { self.untried + 1 };
+        if self.is_unqueued(at) {
+            return;
+        }
         self.top = self.top.max(running);
         self.ends += 1;
         if self.ends >= self.top.max(memories::ENOUGH_ENDS) {
@@ -76,7 +115,7 @@ mod tests {
     /// Full batches of `places`: each end lets one more begin, and prompts always wait.
     fn saturated(seen: &mut Concurrency, places: u32, ends: u32) {
         for _ in 0..ends {
-            seen.ended(places);
+            seen.ended(places, Stamp::from_nanos(1));
             seen.began(places);
         }
     }

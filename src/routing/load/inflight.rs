@@ -15,7 +15,7 @@ use std::time::Duration;
 use smallvec::{SmallVec, smallvec};
 
 use super::Placement;
-use super::concurrency::Concurrency;
+use super::concurrency::{Concurrency, Shown};
 use crate::clock::{AtomicStamp, Stamp};
 use crate::routing::float::span;
 use crate::routing::hazard::lengths::Survival;
@@ -350,9 +350,13 @@ impl InflightLedger {
         Some(self.overtaken.swap_remove(at))
     }
 
-    /// The engine's page shows so many requests; the one before it was read at `since`. What was sent before that and is not answered
-    /// must be among them: as many of the oldest prompts as are missing are not in the engine's queue.
-    pub(super) fn counted(&mut self, shown: usize, since: Stamp) {
+    /// The engine's page, read `now`, shows so many requests that run and that wait; the one before it was read at `since`. What was sent
+    /// before that and is not answered must be among them: as many of the oldest prompts as are missing are not in the engine's queue.
+    pub(super) fn counted(&mut self, shown: Shown, since: Stamp, now: Stamp) {
+        let ours = self.waiting.len() + self.running() as usize;
+        let next = now.after(now.since(since).clamp(memories::RECENT, memories::STANDING));
+        self.concurrency.paged(shown, ours, next);
+        let shown = shown.running as usize + shown.waiting as usize;
         let runs = |stream: &&Stream| {
             !stream.is_followed && stream.first < since && stream.progress.at.load() >= since
         };
@@ -362,7 +366,7 @@ impl InflightLedger {
         if missing > 0 {
             let below = self.waiting.get(missing).map_or(self.next_id, |one| one.id);
             self.unseen_below = self.unseen_below.max(below);
-        } else if shown >= self.waiting.len() + self.running() as usize {
+        } else if shown >= ours {
             self.unseen_below = 0;
         }
     }
@@ -387,12 +391,13 @@ impl InflightLedger {
         let end = gone.progress.at.load();
         // What ends with its first token was never decoded and held no place.
         if !self.waiting.is_empty() && end.since(gone.first) > memories::ONE_STEP {
+            let is_unqueued = self.concurrency.is_unqueued(end);
             match self.concurrency.limit() {
-                0 if running >= self.concurrency.peak => self.last_end_at_peak = end,
+                0 if running >= self.concurrency.peak && !is_unqueued => self.last_end_at_peak = end,
                 limit if limit > 0 && running >= limit => self.last_free = end,
                 _ => {}
             }
-            self.concurrency.ended(running);
+            self.concurrency.ended(running, end);
         }
     }
 

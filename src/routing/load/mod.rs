@@ -15,6 +15,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use self::concurrency::Concurrency;
+pub(super) use self::concurrency::Shown;
 pub(super) use self::inflight::Known;
 use self::inflight::{InflightLedger, Progress};
 pub use self::inflight::{Pace, Refreshed, TimingSample};
@@ -206,10 +207,10 @@ impl ReplicaLoad {
         self.promises.restarted();
     }
 
-    /// The engine's page shows so many requests; the one before it was read at `since`.
-    pub(super) fn counted(&self, shown: f64, since: Stamp) {
+    /// The engine's page, read `now`, shows these requests; the one before it was read at `since`.
+    pub(super) fn counted(&self, shown: Shown, since: Stamp, now: Stamp) {
         let mut ledger = self.ledger.lock();
-        ledger.counted(shown as usize, since);
+        ledger.counted(shown, since, now);
         self.publish(&ledger);
     }
 
@@ -377,5 +378,7 @@ impl Drop for LoadGuard {
 /// One step of an engine under load. Traces cannot tell it from every 10 ms, which takes five times the time.
 pub const REFRESH_EVERY: Duration = Duration::from_millis(50);
 
+#[cfg(test)]
+mod queued;
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 use super::*;
 use crate::clock::millis as ms;
 
-fn placed(at_ms: u64, tokens: u64) -> Placement {
+pub(super) fn placed(at_ms: u64, tokens: u64) -> Placement {
     let at = ms(at_ms);
     Placement {
         at,
@@ -356,22 +356,22 @@ fn a_prompt_that_was_overtaken_is_ahead_of_no_other_once_it_is_overdue() {
 fn what_the_page_does_not_show_is_not_in_the_engines_queue() {
     let load = ReplicaLoad::new();
     let unseen = |shown, since| {
-        load.counted(shown, ms(since));
+        load.counted(Shown { running: shown, waiting: 0 }, ms(since), ms(since + 1000));
         (load.view().awaiting, load.view().unseen)
     };
     let running = answered(&load, [(50, 200), (60, 300)]);
     let lost = [400, 450].map(|at| LoadGuard::reserve(&load, placed(at, 700)));
     running.iter().for_each(|stream| stream.progress(9, ms(1400)));
-    assert_eq!(unseen(2.0, 400), (2, 0), "the page may be older than the requests");
+    assert_eq!(unseen(2, 400), (2, 0), "the page may be older than the requests");
     let young = LoadGuard::reserve(&load, placed(1500, 80));
-    assert_eq!(unseen(4.0, 1000), (3, 0));
-    assert_eq!(unseen(3.0, 1000), (3, 1));
-    assert_eq!(unseen(2.0, 1000), (3, 2));
-    assert_eq!(unseen(2.0, 3000), (3, 2), "these streams do not move: perhaps their clients are slow");
-    assert_eq!(unseen(0.0, 3000), (3, 3));
-    assert_eq!(unseen(1.0, 3000), (3, 3), "it may be another's");
-    assert_eq!(unseen(5.0, 3000), (3, 0), "all of them are there");
-    assert_eq!(unseen(0.0, 3000), (3, 3));
+    assert_eq!(unseen(4, 1000), (3, 0));
+    assert_eq!(unseen(3, 1000), (3, 1));
+    assert_eq!(unseen(2, 1000), (3, 2));
+    assert_eq!(unseen(2, 3000), (3, 2), "these streams do not move: perhaps their clients are slow");
+    assert_eq!(unseen(0, 3000), (3, 3));
+    assert_eq!(unseen(1, 3000), (3, 3), "it may be another's");
+    assert_eq!(unseen(5, 3000), (3, 0), "all of them are there");
+    assert_eq!(unseen(0, 3000), (3, 3));
     drop(young);
     assert_eq!(load.view().unseen, 2);
     refresh(&load, 10_000);
