@@ -4,6 +4,9 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+use http::Response;
+
 use crate::config::{Config, ReplicaSpec};
 use crate::fleet::discovery::{ChangeError, ReplicaChange, SourceStatus};
 use crate::fleet::status::{PoolCalibration, ReplicaStatus};
@@ -34,6 +37,9 @@ pub trait Control: Send + Sync {
     fn pool_shares(&self, _route: &str) -> Vec<f64> {
         Vec::new()
     }
+
+    /// What `/health` of the data port answers, for probes that cannot speak its TLS.
+    fn health(&self) -> Response<Bytes>;
 
     /// Why the gateway should get no traffic, for people; empty is ready.
     fn unready(&self) -> Vec<String>;

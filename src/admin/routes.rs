@@ -82,6 +82,7 @@ fn health() -> Router<Arc<AdminState>> {
         .route("/liveness", get(views::alive))
         .route("/readyz", get(views::ready))
         .route("/readiness", get(views::ready))
+        .route("/readyz/any", get(views::ready_for_any))
 }
 
 /// A page of 9 MB becomes 0.6 MB in 15 ms; gzip's default level makes 0.4 MB in 90 ms, on a runtime with one worker.

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::IntoResponse;
 use http::header::{ACCEPT, CONTENT_TYPE};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 use serde_json::{Value, json};
 
 use super::AdminState;
@@ -29,6 +30,11 @@ pub(super) async fn ready(State(admin): State<Arc<AdminState>>) -> (StatusCode, 
         false => (StatusCode::SERVICE_UNAVAILABLE, "not ready"),
     };
     (code, Json(json!({ "reasons": reasons, "status": status })))
+}
+
+/// As `/health` of the data port.
+pub(super) async fn ready_for_any(State(admin): State<Arc<AdminState>>) -> Response<Body> {
+    admin.control.health().map(Body::from)
 }
 
 pub(super) async fn metrics(State(admin): State<Arc<AdminState>>, headers: HeaderMap) -> impl IntoResponse {

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bytes::Bytes;
+use http::Response;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
@@ -13,6 +15,7 @@ use crate::admin::Control;
 use crate::config::{Config, ReplicaSpec};
 use crate::fleet::discovery::{ChangeError, ReplicaChange, SourceStatus};
 use crate::fleet::status::{PoolCalibration, ReplicaStatus};
+use crate::gateway::local;
 
 /// The gateway as signals and the admin port see it.
 pub(super) struct Controls {
@@ -96,6 +99,11 @@ impl Control for Controls {
         let table = self.app.gateway.table.load();
         let route = table.routes.iter().find(|known| *known.config.name == *route);
         route.map(|route| route.wheel.fractions()).unwrap_or_default()
+    }
+
+    fn health(&self) -> Response<Bytes> {
+        let gateway = &self.app.gateway;
+        local::health(&gateway.table.load(), gateway.drain.is_on())
     }
 
     fn unready(&self) -> Vec<String> {

@@ -511,13 +511,17 @@ async fn the_admin_port_answers_its_paths() {
     assert_eq!(status, 200);
     assert!(head.contains("content-type: text/plain; version=0.0.4; charset=utf-8"), "{head}");
     assert!(body.contains("tokenway_requests_total"));
-    for path in ["/healthz", "/health", "/liveness", "/readyz", "/readiness", "/", "/page.js", "/page.css"] {
+    for path in [
+        "/healthz", "/health", "/liveness", "/readyz", "/readiness", "/readyz/any", "/", "/page.js",
+        "/page.css",
+    ] {
         assert_eq!(get(address, path).await.0, 200, "{path}");
     }
     gateway.is_ready.store(false, Ordering::Relaxed);
     let (status, _, body) = get(address, "/readyz").await;
     assert_eq!(status, 503);
     assert!(body.contains("route chat: no ready replica"), "{body}");
+    assert_eq!(get(address, "/readyz/any").await.0, 200, "another route's are enough");
     assert_eq!(get(address, "/healthz").await.0, 200);
     for (path, expected) in
         [("/api/latency?window=2m", 400), ("/nothing", 404), ("/api/drain", 405), ("/metrics?x=1", 200)]

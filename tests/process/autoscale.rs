@@ -129,8 +129,8 @@ fn the_gateway_s_manifest_stays_in_its_service_while_any_model_is_ready_and_make
     let kind = |document: &&Yaml<'_>| text_at(document, "kind") == "Deployment";
     let gateways = documents.iter().find(kind).unwrap();
     let probe = "spec.template.spec.containers.0.readinessProbe.httpGet";
-    assert_eq!(text_at(gateways, &format!("{probe}.path")), "/health");
-    assert_eq!(text_at(gateways, &format!("{probe}.port")), "http");
+    assert_eq!(text_at(gateways, &format!("{probe}.path")), "/readyz/any");
+    assert_eq!(text_at(gateways, &format!("{probe}.port")), "admin");
     // The Secret that it mounts is made by a command that it gives.
     assert!(text.contains("secretName: tokenway\n") && text.contains("create secret generic tokenway "));
     for of_container in ["runAsNonRoot: true", "readOnlyRootFilesystem: true", "drop: [\"ALL\"]", "limits:"] {

@@ -61,9 +61,35 @@ fn each_example_starts_alive_but_not_ready_without_its_replicas_and_ends_on_sigi
             get(&gateway.data, "/health")
         };
         assert_eq!(health.status, 503, "{name}: {health:?}");
+        let on_admin_port = get(&gateway.admin, "/readyz/any");
+        assert_eq!((on_admin_port.status, on_admin_port.body), (health.status, health.body), "{name}");
         gateway.process.signal("INT");
         assert_eq!(gateway.process.exit_code(), 0, "{name}");
     }
+}
+
+#[test]
+fn one_ready_route_of_several_is_enough_for_a_load_balancer_on_either_port() {
+    let (fleet, folder) = (Fleet::start(&["--step-ms", "60"]), TempDir::new().unwrap());
+    let file = folder.path().join("gateway.toml");
+    let pools = format!(
+        "[[pool]]\nname = \"main\"\nreplicas = {}\n\n[[pool]]\nname = \"dead\"\nreplicas = [\"http://127.0.0.1:1\"]\n",
+        fleet.toml()
+    );
+    let routes =
+        "[[route]]\nmodel = \"*\"\npools = [\"main\"]\n\n[[route]]\nmodel = \"other\"\npools = [\"dead\"]\n";
+    replace(&file, &format!("{pools}\n{routes}"));
+    let mut gateway = Gateway::with_file(&file);
+    let any = || get(&gateway.admin, "/readyz/any");
+    until("a ready route", || (any().status == 200).then_some(()));
+    assert_eq!((any().body, get(&gateway.data, "/health").status), (r#"{"status":"ok"}"#.to_owned(), 200));
+    assert_eq!(get(&gateway.admin, "/readyz").status, 503, "every required route");
+    let stream = Stream::begin(&gateway.data, &chat("sim", PROMPT, 50));
+    gateway.process.signal("TERM");
+    let draining = until("the end of readiness", || Some(any()).filter(|answer| answer.status != 200));
+    assert_eq!((draining.status, &*draining.body), (503, r#"{"status":"draining"}"#));
+    assert!(stream.finish().is_complete_stream());
+    assert_eq!(gateway.process.exit_code(), 0);
 }
 
 #[test]
