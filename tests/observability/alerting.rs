@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
+mod boards;
+
 mod ordinary;
 
 mod runbook;
