@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -10,6 +11,7 @@ use redis::{
     Value,
 };
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::background::boxed;
@@ -60,23 +62,32 @@ impl Link {
         tracker: &TaskTracker,
     ) -> Result<(Self, Messages), LinkError> {
         let opening = async {
-            let endpoint = match &broker.master {
-                Some(master) => find(broker, master, connector, tracker).await?,
-                None => broker.endpoints.first().ok_or(LinkError::Closed)?.clone(),
-            };
-            let (mut link, messages) = dial(broker, &endpoint, connector, tracker).await?;
-            // A sentinel, or a name, may be the last to learn of a change.
-            let role = redis::cmd("ROLE").query_async::<Value>(&mut link.connection).await;
-            match role {
-                Ok(Value::Array(role)) if !role.first().is_some_and(is_master) => {
-                    Err(LinkError::NotMaster(endpoint.authority()))
-                }
-                Err(error) if broker.master.is_some() => Err(error.into()),
-                // A proxy may not know the command.
-                _ => Ok((link, messages)),
+            match (&broker.master, broker.endpoints.first()) {
+                (Some(master), _) => find(broker, master, connector, tracker).await,
+                (None, Some(endpoint)) => reach(broker, endpoint, connector, tracker).await,
+                (None, None) => Err(LinkError::Closed),
             }
         };
         tokio::time::timeout(WITHIN, opening).await.unwrap_or(Err(LinkError::Silent))
+    }
+}
+
+/// Connects to a server, unless it is a replica.
+async fn reach(
+    broker: &Broker,
+    endpoint: &Endpoint,
+    connector: &Connector,
+    tracker: &TaskTracker,
+) -> Result<(Link, Messages), LinkError> {
+    let (mut link, messages) = dial(broker, endpoint, connector, tracker).await?;
+    // A sentinel, or a name, may be the last to learn of a change.
+    match redis::cmd("ROLE").query_async::<Value>(&mut link.connection).await {
+        Ok(Value::Array(role)) if !role.first().is_some_and(is_master) => {
+            Err(LinkError::NotMaster(endpoint.authority()))
+        }
+        Err(error) if broker.master.is_some() => Err(error.into()),
+        // A proxy may not know the command.
+        _ => Ok((link, messages)),
     }
 }
 
@@ -85,38 +96,57 @@ fn is_master(value: &Value) -> bool {
         || matches!(value, Value::SimpleString(word) if word == "master")
 }
 
-/// Asks the sentinels in turn.
+/// Asks all sentinels at once and takes the first master that one of them leads to: those that are silent, or have yet to learn of a
+/// change, hold up none.
 async fn find(
     broker: &Broker,
-    master: &str,
+    master: &Arc<str>,
     connector: &Connector,
     tracker: &TaskTracker,
-) -> Result<Endpoint, LinkError> {
-    let mut failed = LinkError::NoMaster(master.to_owned());
-    for sentinel in &broker.endpoints {
-        let asked = async {
-            let mut info = Broker { database: 0, ..broker.clone() };
-            let mut dialed = dial(&info, sentinel, connector, tracker).await;
-            if matches!(&dialed, Err(LinkError::Broker(error)) if refuses_user(error)) {
-                // Its users are its own: the master's need not be among them.
-                (info.user, info.password) = (None, None);
-                dialed = dial(&info, sentinel, connector, tracker).await;
-            }
-            let (mut link, _messages) = dialed?;
-            let mut asking = redis::cmd("SENTINEL");
-            asking.arg("get-master-addr-by-name").arg(master);
-            let found: Option<(String, u16)> = asking.query_async(&mut link.connection).await?;
-            found.ok_or_else(|| LinkError::NoMaster(master.to_owned()))
-        };
-        match tokio::time::timeout(WITHIN / 2, asked).await.unwrap_or(Err(LinkError::Silent)) {
-            Ok((host, port)) => {
-                let (is_tls, base_path) = (sentinel.is_tls, "".into());
-                return Ok(Endpoint { is_tls, host: host.into(), port, base_path });
-            }
+) -> Result<(Link, Messages), LinkError> {
+    let mut ways = JoinSet::new();
+    for sentinel in broker.endpoints.clone() {
+        let (broker, master) = (broker.clone(), Arc::clone(master));
+        let (connector, tracker) = (connector.clone(), tracker.clone());
+        ways.spawn(async move {
+            let asking = ask(&broker, &master, &sentinel, &connector, &tracker);
+            let named = tokio::time::timeout(WITHIN / 2, asking).await.unwrap_or(Err(LinkError::Silent))?;
+            reach(&broker, &named, &connector, &tracker).await
+        });
+    }
+    let mut failed = LinkError::Silent;
+    while let Some(ended) = ways.join_next().await {
+        match ended.unwrap_or(Err(LinkError::Closed)) {
+            Ok(found) => return Ok(found),
+            // What another one answers explains more.
+            Err(LinkError::Silent) => {}
             Err(error) => failed = error,
         }
     }
     Err(failed)
+}
+
+/// The master by one sentinel.
+async fn ask(
+    broker: &Broker,
+    master: &str,
+    sentinel: &Endpoint,
+    connector: &Connector,
+    tracker: &TaskTracker,
+) -> Result<Endpoint, LinkError> {
+    let mut info = Broker { database: 0, ..broker.clone() };
+    let mut dialed = dial(&info, sentinel, connector, tracker).await;
+    if matches!(&dialed, Err(LinkError::Broker(error)) if refuses_user(error)) {
+        // Its users are its own: the master's need not be among them.
+        (info.user, info.password) = (None, None);
+        dialed = dial(&info, sentinel, connector, tracker).await;
+    }
+    let (mut link, _messages) = dialed?;
+    let mut asking = redis::cmd("SENTINEL");
+    asking.arg("get-master-addr-by-name").arg(master);
+    let found: Option<(String, u16)> = asking.query_async(&mut link.connection).await?;
+    let (host, port) = found.ok_or_else(|| LinkError::NoMaster(master.to_owned()))?;
+    Ok(Endpoint { is_tls: sentinel.is_tls, host: host.into(), port, base_path: "".into() })
 }
 
 /// Whether it does not know the user, or its password is another.

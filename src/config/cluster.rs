@@ -18,7 +18,7 @@ section! {
     /// several gateways before the same replicas; without it, or while its broker is away, each routes alone; restart
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Cluster for "[cluster]", optional {
-        /// required: Redis 6 or Valkey; rediss:// for TLS, redis+sentinel://HOST,HOST/NAME; with a password as "env:NAME" or "file:PATH"
+        /// required: Redis 6 or Valkey; redis+sentinel://HOST,HOST/NAME; rediss:// and rediss+sentinel:// for TLS; with a password as "env:NAME" or "file:PATH"
         url: Broker as BROKER, required "redis://127.0.0.1:6379";
         /// gateways of one name work together; others may share the broker
         name: Arc<str> as NAMED, default "tokenway";

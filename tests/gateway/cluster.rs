@@ -3,6 +3,7 @@
 mod budgets;
 mod check;
 mod health;
+mod sentinels;
 mod speeds;
 mod stored;
 mod warm;

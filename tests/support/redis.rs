@@ -1,6 +1,8 @@
 //! A real Redis, on a free port, without files: what `[cluster]` is tested against.
 
+use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use tokenway::config::{Broker, Cluster, Endpoint};
@@ -17,11 +19,23 @@ pub struct Redis {
 
 impl Redis {
     pub async fn start() -> Self {
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let addr = free.local_addr().unwrap();
-        drop(free);
-        let mut this = Self { addr, child: None };
+        let mut this = Self { addr: free_address(), child: None };
         this.start_again().await;
+        this
+    }
+
+    /// A sentinel, with its file in `folder`, that calls the server at `master` `main`.
+    pub async fn sentinel_of(master: SocketAddr, folder: &Path) -> Self {
+        let (addr, file) = (free_address(), folder.join("sentinel.conf"));
+        let text = format!(
+            "port {}\nbind 127.0.0.1\nsentinel monitor main {} {} 1\n",
+            addr.port(),
+            master.ip(),
+            master.port()
+        );
+        fs::write(&file, text).unwrap();
+        let mut this = Self { addr, child: None };
+        this.run(&[file.to_str().unwrap(), "--sentinel"]).await;
         this
     }
 
@@ -32,6 +46,10 @@ impl Redis {
             "--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--loglevel",
             "warning",
         ];
+        self.run(&flags).await;
+    }
+
+    async fn run(&mut self, flags: &[&str]) {
         let spawned = Command::new("redis-server").args(flags).stdout(Stdio::null()).spawn();
         let missing = "redis-server is not installed, and [cluster] is tested against a real one: apt-get install redis-server";
         self.child = Some(spawned.unwrap_or_else(|error| panic!("{missing} ({error})")));
@@ -66,6 +84,10 @@ impl Redis {
         let endpoint = Endpoint { is_tls: false, host, port: self.addr.port(), base_path: "".into() };
         Cluster { url: Broker { endpoints: vec![endpoint], ..Broker::default() }, ..Cluster::default() }
     }
+}
+
+fn free_address() -> SocketAddr {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap()
 }
 
 impl Drop for Redis {
