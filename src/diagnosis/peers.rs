@@ -183,7 +183,7 @@ fn replica(status: &ReplicaStatus, evidence: String) -> Outlier {
 
 fn not_ready(status: &ReplicaStatus, uptime: Duration) -> Option<Outlier> {
     let state = status.state;
-    let is_out = !matches!(state, ReplicaState::Ready | ReplicaState::Draining);
+    let is_out = !matches!(state, ReplicaState::Ready | ReplicaState::NotServing | ReplicaState::Draining);
     // One that joins is no fault; one that does not get through its start, or was there before, is.
     let was_ready = times_in(status, ReplicaState::Ready) > 0;
     let was_there_at_start = status.life.since + FOUND_WITHIN >= uptime;

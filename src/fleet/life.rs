@@ -41,6 +41,8 @@ labels! {
         Ejected = "ejected",
         /// Gets no new requests: nobody listens there any more.
         Unreachable = "unreachable",
+        /// Shown in place of `ready`, and no step of its life: its source keeps new requests away.
+        NotServing = "not_serving",
         /// No longer part of the fleet: its streams run to their end.
         Draining = "draining",
         /// The last of its streams has ended.
@@ -55,6 +57,16 @@ labels! {
         Drained = "drained on the admin port",
         /// Its source does not let it have traffic.
         NotServing = "not serving, says its orchestrator",
+    }
+}
+
+impl Hold {
+    /// The state that people see of one that would be ready.
+    pub(super) fn shown(self) -> ReplicaState {
+        match self {
+            Self::Drained => ReplicaState::Draining,
+            Self::NotServing => ReplicaState::NotServing,
+        }
     }
 }
 

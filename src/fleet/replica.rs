@@ -302,7 +302,7 @@ impl Replica {
             revision: Arc::clone(&served.revision),
             replica: Arc::clone(&served.replica),
             url: Arc::clone(&self.identity.url),
-            state: member.shown_state(),
+            state: held.map_or(passage.state, Hold::shown),
             reason: held.map_or(passage.reason, |held| held.as_str().into()),
             life,
             failure_ratio: self.health.answers.failure_rate(now).unwrap_or_default(),

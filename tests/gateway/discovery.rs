@@ -573,7 +573,7 @@ async fn endpoint_slices_are_followed_through_bookmarks_drops_and_expiry() {
     has(&gateway, &["vllm-1", "vllm-3"]).await;
     assert_eq!(
         gateway.replicas().iter().find(|r| &*r.replica == "vllm-2").unwrap().state,
-        ReplicaState::Draining
+        ReplicaState::NotServing
     );
 
     // The watch goes on at the bookmark when its connection breaks.

@@ -104,11 +104,6 @@ impl Member<'_> {
         self.is_ready() && self.health.answers.admits(self.target.load.own(), now)
     }
 
-    /// Its state as people see it: one that is held drains.
-    pub(crate) fn shown_state(&self) -> ReplicaState {
-        if self.is_held && self.state == ReplicaState::Ready { ReplicaState::Draining } else { self.state }
-    }
-
     /// Fraction of its ordinary traffic that it gets, for people: without the trials of slow start, which would show as all or nothing.
     pub(crate) fn lasting_share(&self, now: Stamp) -> f64 {
         let warmth = self.health.warmth.slow_start(|slow| slow.lasting_share()).unwrap_or(1.0);
@@ -142,14 +137,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_ready_replica_takes_requests_and_one_that_is_held_drains() {
+    fn only_a_ready_replica_that_is_not_held_takes_requests() {
         let (health, target) = (Health::new(Stamp::default()), Target::new(0, 0));
         for state in ReplicaState::ALL {
             let of = |is_held| Member { health: &health, target: &target, state, is_held };
-            let is_ready = state == ReplicaState::Ready;
-            assert_eq!(of(false).is_open(Stamp::default()), is_ready, "{state:?}");
-            assert_eq!((of(false).shown_state(), of(true).is_open(Stamp::default())), (state, false));
-            assert_eq!(of(true).shown_state(), if is_ready { ReplicaState::Draining } else { state });
+            assert_eq!(of(false).is_open(Stamp::default()), state == ReplicaState::Ready, "{state:?}");
+            assert!(!of(true).is_open(Stamp::default()), "{state:?}");
         }
     }
 }

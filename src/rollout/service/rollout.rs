@@ -452,8 +452,9 @@ impl Rollout {
             _ => None,
         };
         let seen = |status: &ReplicaStatus| {
+            let is_away = matches!(status.state, ReplicaState::NotServing | ReplicaState::Draining);
             Some(ReplicaSeen {
-                arm: arm(&status.pool).filter(|_| status.state != ReplicaState::Draining)?,
+                arm: arm(&status.pool).filter(|_| !is_away)?,
                 name: Arc::clone(&status.replica),
                 is_ready: status.state == ReplicaState::Ready,
                 waiting: status.signals.as_ref().and_then(|signals| signals.page.waiting),

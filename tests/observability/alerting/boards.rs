@@ -33,12 +33,14 @@ fn a_replica_that_two_gateways_call_differently_counts_once_as_not_ready() {
     let other = r#"tokenway_pool_replicas{instance="g1", pool="p", state="starting"}"#;
     let of_another_pool = r#"tokenway_pool_replicas{instance="g1", pool="q", state="starting"}"#;
     let drained = r#"tokenway_pool_replicas{instance="g0", pool="p", state="draining"}"#;
+    let not_serving = r#"tokenway_pool_replicas{instance="g0", pool="p", state="not_serving"}"#;
     shows(
         "fleet.json, panel Replicas not ready",
         &[
             (&[(one, "1x5"), (other, "1x5")], 1),
             (&[(one, "1x5"), (other, "2x5"), (of_another_pool, "1x5")], 3),
             (&[(one, "0x5"), (other, "0x5"), (drained, "1x5")], 0),
+            (&[(not_serving, "1x5"), (drained, "1x5")], 1),
             (&[], 0),
         ],
     );

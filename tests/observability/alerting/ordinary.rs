@@ -10,8 +10,10 @@ use std::fmt::Write as _;
 
 use tokenway::stats::normal;
 
-pub(crate) const STATES: [&str; 9] =
-    ["discovered", "starting", "probing", "warming", "ready", "ejected", "unreachable", "draining", "gone"];
+pub(crate) const STATES: [&str; 10] = [
+    "discovered", "starting", "probing", "warming", "ready", "ejected", "unreachable", "not_serving",
+    "draining", "gone",
+];
 const READY: usize = 4;
 const HOUR: usize = 60;
 
@@ -582,8 +584,10 @@ fn proving(age: usize) -> Option<Replica> {
     match age {
         0 => Some(Replica::in_state("probing")),
         1 => Some(Replica::in_state("warming")),
-        2 => Some(Replica { share: 0.0025, ..Replica::in_state("ready") }),
-        3 => Some(Replica { share: 0.3, ..Replica::in_state("ready") }),
+        // The orchestrator's own probe comes later.
+        2 => Some(Replica::in_state("not_serving")),
+        3 => Some(Replica { share: 0.0025, ..Replica::in_state("ready") }),
+        4 => Some(Replica { share: 0.3, ..Replica::in_state("ready") }),
         _ => None,
     }
 }
