@@ -1,7 +1,7 @@
 //! How fast a pool works off what waits, and what refused requests are promised.
 //!
 //! The pace is predicted work placed per second while requests wait or are refused, so that it corrects whatever the predictions are
-//! wrong by. Refused requests of a tenant are sent away for as long as the ones before them take: with one `Retry-After` for all they
+//! wrong by. Without a backlog it fades: what held the engines up then does so no more. Refused requests of a tenant are sent away for as long as the ones before them take: with one `Retry-After` for all they
 //! would come at once and be refused again. Tenants take turns by their weights, so that one's flood puts off no other.
 //!
 //! Where no request may wait, room goes to the one that comes first after it opened: to a client that polls, and never to one that
@@ -24,6 +24,8 @@ pub(super) struct Pace {
     seconds: f64,
     /// Counted up to here, while there is a backlog: requests wait, or are refused.
     since: Option<Stamp>,
+    /// When the last backlog ended.
+    ended: Stamp,
     waits: bool,
     refuses_until: Stamp,
     /// Of each tenant with refused requests that have not come back.
@@ -59,7 +61,7 @@ impl Pace {
     pub(super) fn resume(&mut self, now: Stamp) {
         self.advance(now);
         self.waits = true;
-        self.since.get_or_insert(now);
+        self.begin(now);
     }
 
     /// Nobody waits any more.
@@ -70,10 +72,34 @@ impl Pace {
     /// Where none may wait: while requests are refused the pool has as little room as while they wait.
     fn refused(&mut self, now: Stamp) {
         if !self.waits && self.refuses_until < now {
-            self.since = None;
+            self.stop();
         }
-        self.since.get_or_insert(now);
+        self.begin(now);
         self.refuses_until = now.after(MIN_RETRY);
+    }
+
+    fn begin(&mut self, now: Stamp) {
+        if self.since.is_none() {
+            let kept = self.fresh(now);
+            (self.work, self.seconds) = (self.work * kept, self.seconds * kept);
+            self.since = Some(now);
+        }
+    }
+
+    fn stop(&mut self) {
+        if let Some(since) = self.since.take() {
+            self.ended = since.max(self.refuses_until);
+        }
+    }
+
+    /// The part of what was seen that is worth believing.
+    fn fresh(&self, now: Stamp) -> f64 {
+        let ended = match self.since {
+            Some(_) if self.waits => return 1.0,
+            Some(since) => since.max(self.refuses_until),
+            None => self.ended,
+        };
+        (-now.since(ended).as_secs_f64() / memories::RECENT.as_secs_f64()).exp()
     }
 
     /// A request with so much work was placed.
@@ -87,7 +113,8 @@ impl Pace {
     /// How long this much work takes. Before anything was seen a replica does a second of it in a second.
     pub(super) fn time_for(&self, work: Duration, outlook: &Outlook) -> Duration {
         let assumed = priors::LESSONS * outlook.replicas.max(1) as f64;
-        let per_second = (self.work + assumed) / (self.seconds + priors::LESSONS);
+        let kept = self.fresh(outlook.at);
+        let per_second = (self.work * kept + assumed) / (self.seconds * kept + priors::LESSONS);
         Duration::try_from_secs_f64(work.as_secs_f64() / per_second)
             .map_or(MAX_WAIT, |time| time.min(MAX_WAIT))
     }
@@ -199,7 +226,11 @@ impl Pace {
         let passed = end.since(since).as_secs_f64();
         let kept = (-passed / memories::ADMITTED).exp();
         (self.work, self.seconds) = (self.work * kept, self.seconds * kept + passed);
-        self.since = (end >= now).then(|| since.max(now));
+        if end >= now {
+            self.since = Some(since.max(now));
+        } else {
+            self.stop();
+        }
     }
 }
 
@@ -232,11 +263,13 @@ mod tests {
         // 20 requests a second, taken for 50 ms of work each, on what is one replica's worth of speed in truth.
         pace.resume(outlook(0).at);
         (1..=400).for_each(|n| pace.placed(Duration::from_millis(50), outlook(n * 50).at));
-        let found = pace.time_for(second, &outlook(0)).as_secs_f64();
+        let found = pace.time_for(second, &outlook(20_000)).as_secs_f64();
         assert!((0.85..1.05).contains(&found), "{found} s");
         pace.pause();
-        pace.resume(outlook(90_000).at);
-        assert_eq!(pace.time_for(second, &outlook(0)).as_secs_f64(), found, "idle time says nothing");
+        let after = |ms| pace.time_for(second, &outlook(ms)).as_secs_f64();
+        assert!(after(22_000) > 0.8 && after(110_000) < 0.51, "{} {}", after(22_000), after(110_000));
+        pace.resume(outlook(110_000).at);
+        assert!(pace.time_for(second, &outlook(110_000)).as_secs_f64() < 0.51);
     }
 
     #[test]
