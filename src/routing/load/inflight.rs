@@ -242,7 +242,10 @@ impl InflightLedger {
             !is_computed
         });
         let Some(placement) = computed.last().copied() else { return computed };
-        self.unary += u32::try_from(computed.len() - 1).unwrap_or(u32::MAX);
+        if computed.len() > 1 {
+            self.unary += u32::try_from(computed.len() - 1).unwrap_or(u32::MAX);
+            self.concurrency.began(self.running());
+        }
         // An engine that runs all it can turns to a prompt when another sequence ends.
         let since = placement.at.max(self.last_first_token).max(self.last_free);
         let own = Waiting { id, placement, is_overtaken: false };
@@ -389,8 +392,9 @@ impl InflightLedger {
         self.context = self.context.saturating_sub(gone.prompt.saturating_add(gone.counted));
         self.cached = self.cached.saturating_sub(gone.cached);
         let end = gone.progress.at.load();
-        // What ends with its first token was never decoded and held no place.
-        if !self.waiting.is_empty() && end.since(gone.first) > memories::ONE_STEP {
+        // What others have passed waits for something else than a place. What ends with its first token was never decoded and held none.
+        let is_any_waiting = self.waiting.iter().any(|one| !one.is_overtaken);
+        if is_any_waiting && end.since(gone.first) > memories::ONE_STEP {
             let is_unqueued = self.concurrency.is_unqueued(end);
             match self.concurrency.limit() {
                 0 if running >= self.concurrency.peak && !is_unqueued => self.last_end_at_peak = end,
@@ -406,7 +410,7 @@ impl InflightLedger {
     }
 
     fn note_rest(&mut self) {
-        if self.waiting.is_empty() {
+        if self.waiting.iter().all(|one| one.is_overtaken) {
             self.concurrency.rested();
         }
     }
@@ -524,6 +528,7 @@ impl InflightLedger {
             self.is_disturbed = true;
             computed.extend(self.waiting.pop_front().map(|head| head.placement));
             self.unary += 1;
+            self.concurrency.began(self.running());
         }
         self.note_rest();
         computed

@@ -124,17 +124,37 @@ fn a_full_engine_is_found_whatever_it_was_before_and_whatever_its_page_leaves_ou
 }
 
 #[test]
+fn what_others_pass_teaches_no_limit() {
+    let target = Target::new(0, 1);
+    // A grammar that compiles, an adapter that loads.
+    let _slow = LoadGuard::reserve(&target.load, placed(0, 100));
+    let mut running: VecDeque<LoadGuard> = VecDeque::new();
+    for n in 1..100 {
+        let mut guard = LoadGuard::reserve(&target.load, placed(n * 100, 100));
+        guard.first_token(ms(n * 100 + 10));
+        guard.progress(9, ms(n * 100 + 500));
+        running.push_back(guard);
+        if running.len() > 5 {
+            running.pop_front();
+        }
+    }
+    assert_eq!(target.load.batch_limit(), None);
+}
+
+#[test]
 fn a_limit_is_let_go_once_more_than_that_run_and_none_waits() {
     let mut guards: VecDeque<_> = VecDeque::new();
     let target = Target::new(0, 1);
+    let mut waits = None;
     let mut begin = |at| {
         let mut guard = LoadGuard::reserve(&target.load, placed(at, 100));
+        // The next one.
+        waits.replace(LoadGuard::reserve(&target.load, placed(at + 1, 100)));
         guard.first_token(ms(at + 10));
         guard.progress(9, ms(at + 500));
         guards.push_back(guard);
         if guards.len() > 3 { guards.pop_front() } else { None }
     };
-    let _waits = LoadGuard::reserve(&target.load, placed(0, 100));
     (0..20).for_each(|n| drop(begin(n * 1000)));
     assert_eq!(target.load.batch_limit(), Some(4));
     target.scraped(page(4.0, 0.0), ms(20_000));
