@@ -2,7 +2,8 @@
 //!
 //! Sources never take the last replicas that answer: they serve until new ones are ready, until they answer no more, or until an
 //! operator says so. Each that is ready takes the place of one: the first alone would get the load of all. A canary has a baseline
-//! for that: while that has a replica ready the canary's leave at once, and those of another revision never serve in its name.
+//! for that: while that has a replica ready those that a canary's sources name no more leave at once, and those of another revision
+//! never serve in its name.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -47,7 +48,9 @@ impl Membership {
         let gone: Vec<_> = before.iter().filter(|old| !stays.contains(old.slot())).cloned().collect();
         let former = self.leaving.load();
         let has_successor = has_ready(&after);
-        let has_baseline = self.baselines.load().iter().any(|pool| has_ready(&pool.replicas()));
+        // What a source names no more is going; what a configuration leaves out is not.
+        let has_baseline = !matches!(cause, Cause::Configured { .. })
+            && self.baselines.load().iter().any(|pool| has_ready(&pool.replicas()));
         let (mut at_once, mut gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|old| match cause {
             Cause::Ordered { taken_out: Some(url) } if *url == old.identity.endpoint => true,
             _ if has_successor && !former.slots.contains(old.slot()) => true,
