@@ -25,8 +25,7 @@ pub struct Gaps<'a> {
 impl<'a> Gaps<'a> {
     /// From the first of its events to the last.
     pub fn span(&self) -> Duration {
-        let late = self.late_itl.iter().map(|(length, _)| *length);
-        self.gaps.iter().map(|gap| gap.length).chain(late).sum()
+        self.gaps.iter().map(|gap| gap.length).sum()
     }
 
     /// Inter-chunk latencies: each gap once.

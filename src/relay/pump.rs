@@ -170,7 +170,12 @@ impl StreamPump {
     pub fn finish(&mut self, now: Stamp, tokens: TokenCounts, sink: &mut impl StreamSink) {
         let output = tokens.output.map(|n| n.0);
         let bytes_per_event = self.bytes_per_event();
-        self.reader.timeline.finish(now, output, |gaps| sink.gaps(&gaps, &self.pick, bytes_per_event));
+        // When each of these gaps was is not kept.
+        let begun = self.reader.timeline.first_token().unwrap_or(now);
+        let is_filling = self.pick.replica.health.warmth.has_filled_since(begun);
+        self.reader.timeline.finish(now, output, |gaps| {
+            sink.gaps(&Gaps { is_filling, ..gaps }, &self.pick, bytes_per_event);
+        });
         let (timeline, record) = (&self.reader.timeline, sink.record());
         record.at.last_token = timeline.last_token();
         record.side_by_side = timeline.side_by_side();

@@ -13,8 +13,9 @@ use tokenway::app::foundation::Foundation;
 use tokenway::clock::Clock;
 use tokenway::config::{Config, PolicyName, QueueLimits, Slo, TtftBound, WeightedPool};
 use tokenway::fleet::status::ReplicaState;
+use tokenway::observe::metrics::StreamKey;
 use tokenway::observe::{Judgement, Tap};
-use tokenway::record::Record;
+use tokenway::record::{Gaps, Record};
 use tokio::runtime::Handle;
 
 const BODY: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
@@ -142,11 +143,15 @@ async fn with_share(config: Config, share: u32) -> Gateway {
     gateway
 }
 
-/// Keeps which revision answered each request, and whether that filled its cache.
+/// Keeps which revision answered each request, and whether that filled its cache; and whether it did so between their tokens.
 #[derive(Default)]
-struct Fills(Mutex<Vec<(String, bool)>>);
+struct Fills(Mutex<Vec<(String, bool)>>, Mutex<Vec<bool>>);
 
 impl Tap for Fills {
+    fn gaps(&self, _: &StreamKey, gaps: &Gaps<'_>) {
+        self.1.lock().push(gaps.is_filling && gaps.itl().count() > 0);
+    }
+
     fn record(&self, record: &Arc<Record>, _: &Judgement) {
         self.0.lock().push((record.revision().to_owned(), record.is_filling()));
     }
@@ -162,6 +167,17 @@ async fn what_a_canary_computes_because_its_cache_is_new_is_known_for_that() {
     let share = foundation.carried_over.canaries.of(&"*".into(), &"new".into());
     let gateway = Gateway { app: Arc::new(App::on(foundation, observer)) };
     gateway.ready().await;
+    let counted = r#"data: {"id":"c1","choices":[],"usage":{"prompt_tokens":900,"completion_tokens":2}}"#;
+    let texts = [
+        wire::content("a"),
+        wire::content("b"),
+        wire::FINISH.to_owned(),
+        format!("{counted}\n\n"),
+        wire::DONE.to_owned(),
+    ];
+    for replica in [&baseline, &canary] {
+        replica.always(wire::stream(texts.clone()));
+    }
     let prompt = |text: &str| {
         let text = text.repeat(400);
         format!(r#"{{"model":"tiny","stream":true,"messages":[{{"role":"user","content":"{text}"}}]}}"#)
@@ -173,6 +189,10 @@ async fn what_a_canary_computes_because_its_cache_is_new_is_known_for_that() {
     }
     let expected = [("default", false), ("new", false), ("new", true), ("new", false)];
     let expected = expected.map(|(revision, is_filling)| (revision.to_owned(), is_filling));
+    assert!(
+        seen.1.lock().iter().any(|is_filling| *is_filling),
+        "of a stream whose tokens were counted at its end"
+    );
     assert_eq!(*seen.0.lock(), expected, "new to both, the baseline's alone, and its own by then");
 }
 
