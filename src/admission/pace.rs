@@ -1,8 +1,9 @@
 //! How fast a pool works off what waits, and what refused requests are promised.
 //!
 //! The pace is predicted work placed per second while requests wait or are refused, so that it corrects whatever the predictions are
-//! wrong by. Without a backlog it fades: what held the engines up then does so no more. Refused requests of a tenant are sent away for as long as the ones before them take: with one `Retry-After` for all they
-//! would come at once and be refused again. Tenants take turns by their weights, so that one's flood puts off no other.
+//! wrong by. Without a backlog it fades after a while: what held the engines up then does so no more. Refused requests of a tenant are
+//! sent away for as long as the ones before them take: with one `Retry-After` for all they would come at once and be refused again.
+//! Tenants take turns by their weights, so that one's flood puts off no other.
 //!
 //! Where no request may wait, room goes to the one that comes first after it opened: to a client that polls, and never to one that
 //! obeys its `Retry-After`. So room is kept for a promised request around the time at which it is to come, of a tenant
@@ -99,7 +100,8 @@ impl Pace {
             Some(since) => since.max(self.refuses_until),
             None => self.ended,
         };
-        (-now.since(ended).as_secs_f64() / memories::RECENT.as_secs_f64()).exp()
+        let idle = now.since(ended).saturating_sub(STAYS);
+        (-idle.as_secs_f64() / memories::RECENT.as_secs_f64()).exp()
     }
 
     /// A request with so much work was placed.
@@ -235,6 +237,8 @@ impl Pace {
 }
 
 const SECOND: Duration = Duration::from_secs(1);
+/// How long what was seen counts in full without a backlog: those who were refused come back meanwhile.
+const STAYS: Duration = Duration::from_secs(30);
 /// Upper bound of a predicted wait, above any `max_wait` in use.
 const MAX_WAIT: Duration = Duration::from_secs(3600);
 const MIN_RETRY: Duration = Duration::from_secs(1);
