@@ -132,18 +132,18 @@ pub struct Config {
 impl Config {
     /// Whether a pool is the canary of a route.
     pub fn is_canary(&self, pool: &Pool) -> bool {
-        let canaries = self.routes.iter().filter_map(|route| route.canary.as_ref());
-        canaries.filter_map(|canary| self.pools.get(canary.pool)).any(|known| known.name == pool.name)
+        self.tried_by(pool).next().is_some()
     }
 
     /// The other pools of the routes whose canary a pool is.
     pub fn baselines(&self, pool: &Pool) -> impl Iterator<Item = &Pool> {
-        let is_its = |route: &&Route| {
-            let canary = route.canary.as_ref().and_then(|canary| self.pools.get(canary.pool));
-            canary.is_some_and(|known| known.name == pool.name)
-        };
-        let pools = self.routes.iter().filter(is_its).flat_map(|route| self.pools_of(route));
-        pools.filter(|other| other.name != pool.name)
+        self.tried_by(pool).flat_map(|route| self.pools_of(route)).filter(|other| other.name != pool.name)
+    }
+
+    /// The routes whose canary a pool is.
+    fn tried_by(&self, pool: &Pool) -> impl Iterator<Item = &Route> {
+        let canary = |route: &Route| self.pools.get(route.canary.as_ref()?.pool);
+        self.routes.iter().filter(move |route| canary(route).is_some_and(|known| known.name == pool.name))
     }
 
     /// Whether requests of a pool may be refused: one of its routes has a `[route.queue]`.
