@@ -88,19 +88,21 @@ impl Pace {
     }
 
     fn stop(&mut self) {
-        if let Some(since) = self.since.take() {
-            self.ended = since.max(self.refuses_until);
-        }
+        self.ended = self.last_backlog();
+        self.since = None;
+    }
+
+    /// When there was one last, where nobody waits.
+    fn last_backlog(&self) -> Stamp {
+        self.since.map_or(self.ended, |since| since.max(self.refuses_until))
     }
 
     /// The part of what was seen that is worth believing.
     fn fresh(&self, now: Stamp) -> f64 {
-        let ended = match self.since {
-            Some(_) if self.waits => return 1.0,
-            Some(since) => since.max(self.refuses_until),
-            None => self.ended,
-        };
-        let idle = now.since(ended).saturating_sub(STAYS);
+        if self.waits && self.since.is_some() {
+            return 1.0;
+        }
+        let idle = now.since(self.last_backlog()).saturating_sub(STAYS);
         (-idle.as_secs_f64() / memories::RECENT.as_secs_f64()).exp()
     }
 
