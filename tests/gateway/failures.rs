@@ -14,29 +14,16 @@ mod wrong;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use serde_json::Value;
 use tokenway::config::Config;
 use tokenway::fleet::status::ReplicaState;
-use tokenway::observe::{Judgement, Tap};
-use tokenway::record::Record;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::support::client::{Body, Http2, Reply, read_http2};
 use crate::support::replica::{Replica, Step};
-use crate::support::{CHAT, Gateway, PATH, UNARY, config, until, wire};
-
-/// Keeps the records.
-#[derive(Default)]
-struct Records(Mutex<Vec<Arc<Record>>>);
-
-impl Tap for Records {
-    fn record(&self, record: &Arc<Record>, _: &Judgement) {
-        self.0.lock().push(Arc::clone(record));
-    }
-}
+use crate::support::{CHAT, Gateway, PATH, Records, UNARY, config, until, wire};
 
 /// Two replicas behind a round-robin gateway: the first request goes to `bad`.
 struct Pair {

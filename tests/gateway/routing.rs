@@ -5,15 +5,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokenway::config::{Config, EngineKind, PolicyName};
 use tokenway::fleet::discovery::{ReplicaAction, ReplicaChange};
 use tokenway::fleet::status::ReplicaState;
-use tokenway::observe::{Judgement, Tap};
-use tokenway::record::Record;
 
 use crate::support::replica::{Gate, Probes, Replica, Step};
-use crate::support::{CHAT, Gateway, PATH, config, until, wire};
+use crate::support::{CHAT, Gateway, PATH, Records, config, until, wire};
 
 const RESPONSES: &str = "/v1/responses";
 
@@ -128,28 +125,18 @@ async fn sessions_go_by_the_seed_alike_on_every_gateway_that_has_it() {
     assert_ne!(one, homes(&start("b").await).await, "who does not know the seed cannot aim");
 }
 
-/// Keeps what each request belongs to.
-#[derive(Default)]
-struct Conversations(Mutex<Vec<Option<u64>>>);
-
-impl Tap for Conversations {
-    fn record(&self, record: &Arc<Record>, _: &Judgement) {
-        self.0.lock().push(record.conversation);
-    }
-}
-
 /// By that a canary is judged: what repeats of one session says less each time.
 #[tokio::test]
 async fn the_record_has_the_session_by_which_a_request_was_dealt() {
     let replica = Replica::start().await;
-    let seen = Arc::<Conversations>::default();
+    let seen = Arc::<Records>::default();
     let gateway = Gateway::start_observed(config::of(&[&replica]), Some(Arc::clone(&seen) as _));
     gateway.ready().await;
     for (session, text) in [("s", "a"), ("s", "b"), ("t", "a")] {
         gateway.post_with(PATH, &[("x-session-id", session)], prompt(text, "")).await;
         gateway.idle().await;
     }
-    let seen = seen.0.lock();
+    let seen: Vec<_> = seen.0.lock().iter().map(|record| record.conversation).collect();
     assert!(seen[0].is_some() && seen[0] == seen[1] && seen[0] != seen[2], "{seen:?}");
 }
 

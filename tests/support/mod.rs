@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokenway::app::App;
 use tokenway::app::foundation::Foundation;
 use tokenway::app::launch::Front;
@@ -26,7 +27,8 @@ use tokenway::clock::Clock;
 use tokenway::config::Config;
 use tokenway::fleet::status::FleetView;
 use tokenway::fleet::status::{ReplicaState, ReplicaStatus};
-use tokenway::observe::{Observer, Surroundings, Tap};
+use tokenway::observe::{Judgement, Observer, Surroundings, Tap};
+use tokenway::record::Record;
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
@@ -47,6 +49,16 @@ pub const FORM: &str = "multipart/form-data; boundary=B";
 
 /// Longer than anything here takes on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(10);
+
+/// Keeps the records.
+#[derive(Default)]
+pub struct Records(pub Mutex<Vec<Arc<Record>>>);
+
+impl Tap for Records {
+    fn record(&self, record: &Arc<Record>, _: &Judgement) {
+        self.0.lock().push(Arc::clone(record));
+    }
+}
 
 /// A running gateway.
 pub struct Gateway {
