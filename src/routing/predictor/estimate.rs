@@ -251,10 +251,17 @@ impl Estimate {
             slot_wait,
             own_wait,
             turn: fast_max(prefill, places.map_or(step, |limit| in_place / float(limit))),
-            // A request is on its way while others are computed.
-            base: lag * step + fast_max(self.round_trip - wait - slot_wait, 0.0),
+            base: lag * step + self.way(wait + slot_wait),
             ..Terms::default()
         }
+    }
+
+    /// Seconds of the way that a wait does not hide. A request is on its way while others are computed; but they are on theirs as
+    /// well, and by chance some arrive with it: so even a short wait costs something, and equal replicas far away share their load.
+    #[inline]
+    fn way(&self, wait: f64) -> f64 {
+        let open = fast_max(self.round_trip - 0.5 * wait, 0.0);
+        if open > 0.0 { open * open / self.round_trip } else { 0.0 }
     }
 
     /// See [`Terms::own_wait`]. What others sent cannot be ordered here, and who waits behind it in the gateway loses its turn to them:
@@ -372,6 +379,15 @@ mod tests {
         for (name, own, foreign, head_age, limit, expected) in cases {
             assert_eq!(ttft_ms(&own, &foreign, head_age, limit), expected, "{name}");
         }
+    }
+
+    #[test]
+    fn what_waits_far_away_costs_something_before_it_is_as_long_as_the_way() {
+        let seconds = |wait| wait + Estimate { round_trip: 0.1, ..estimate() }.way(wait);
+        let waits = [0.0, 0.02, 0.05, 0.1, 0.2].map(seconds);
+        assert!(waits.is_sorted_by(|less, more| less < more), "equal replicas share the load: {waits:?}");
+        assert!((waits[0] - 0.1).abs() < 1e-9 && waits[2] < 0.11, "most of it passes on the way: {waits:?}");
+        assert!((seconds(0.3) - 0.3).abs() < 1e-9, "what is beyond hides the way");
     }
 
     #[test]
