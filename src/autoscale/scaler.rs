@@ -2,7 +2,7 @@
 //!
 //! Up at once, down slowly: what is asked for is the highest number that was needed within `scale_down_after`. Ejected
 //! replicas exist and serve nothing, so as many are asked for beside those that are needed. Before anything is measured the number that
-//! is there is kept.
+//! is there is kept, unless requests wait.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -120,8 +120,8 @@ impl Scaler {
         let is_young = now - *self.began.get_or_insert(now) < MINUTE;
         let seen = Activity { is_idle, is_young, there };
         if self.judge(now, load, &ready, target, &mut answer).is_none() {
-            answer.needed_replicas = there;
-            answer.reason = "no answer has been measured yet: as many as there are".to_owned();
+            (answer.needed_replicas, answer.reason) =
+                unmeasured(there, inflight - (waiting - load.queued as f64), &answer);
         }
         self.decide(now, target, seen, &mut answer);
         answer.terms.predicted = answer.terms.load.as_ref().zip(load.typical).and_then(|(load, typical)| {
@@ -266,6 +266,22 @@ impl Scaler {
         let explained = self.explained.note(now, explained);
         if running < FEW { 1.0 } else { (running / explained.max(FEW)).clamp(1.0, MAX_UNEXPLAINED) }
     }
+}
+
+/// Without a measure of what a request costs, as of whole answers that count no tokens: what is there, and more where it has not been
+/// enough for a while, by what waits beside what runs.
+fn unmeasured(there: usize, running: f64, answer: &PoolScale) -> (usize, String) {
+    let standing = answer.terms.standing_waiting;
+    let running = running.max(1.0);
+    let pressed = answer.ready_replicas as f64 * (1.0 + standing / running).min(MAX_STEP);
+    let needed = pressed.ceil() as usize;
+    if needed <= there {
+        return (there, "no answer has been measured yet: as many as there are".to_owned());
+    }
+    let reason = format!(
+        "at least {standing:.0} requests have waited for {WINDOW:.0} s beside {running:.0} that run, and no answer tells its cost: {needed}"
+    );
+    (needed, reason)
 }
 
 /// What a look saw.

@@ -92,6 +92,14 @@ fn without_a_measurement_the_number_that_is_there_is_kept() {
     let wanted = pool.second(50);
     assert_eq!(wanted.replicas(), 3);
     assert_eq!(wanted.scale.reason, "no answer has been measured yet: as many as there are");
+    // Transcriptions count no tokens. What stands in front of their engines shows that they are too few.
+    for engine in &mut pool.load.engines[..2] {
+        (engine.inflight, engine.waiting, engine.running) = (5, Some(3.0), Some(2.0));
+    }
+    pool.run(20, 50);
+    let wanted = pool.second(50);
+    assert_eq!(wanted.replicas(), 4, "at most twice as many as serve");
+    assert!(wanted.scale.reason.starts_with("at least 6 requests have waited for 15 s"), "{}", wanted.scale.reason);
 }
 
 #[test]
