@@ -21,6 +21,8 @@ pub struct Outlook {
     pub latest: Stamp,
     /// Its TTFT bound; zero without one.
     pub bound: Duration,
+    /// Whether it waits for nothing but the proof that an engine runs more at once: no prediction says how long that takes.
+    pub is_held_back: bool,
 }
 
 /// Why a called request was not placed.

@@ -202,6 +202,9 @@ impl<T: Clone> WaitQueue<T> {
             return Ok(());
         }
         let outlook = &waiter.outlook;
+        if outlook.is_held_back {
+            return Ok(());
+        }
         let wait = outlook.drain.saturating_add(self.ahead(waiter).unwrap_or_default());
         let most = outlook.slack.map_or(limits.max_wait, |slack| slack.min(limits.max_wait));
         if wait <= most {

@@ -140,6 +140,7 @@ fn outlook(rules: &Rules, judged: &Judged<'_>, decision: &Decision, spare: Spare
         slack,
         latest: if can_be_met { aim.now.after(left(IN_TIME)) } else { read },
         bound,
+        is_held_back: spare.is_strict && judged.is_held_back(lookahead),
     }
 }
 
@@ -187,6 +188,22 @@ mod tests {
     use crate::routing::policies::named;
     use crate::routing::{Ask, Dispatcher, EngineLimits, Prompt, SlotSet, Target, TimingSample, Work};
     use crate::units::Tokens;
+
+    #[test]
+    fn what_waits_for_proof_that_an_idle_engine_runs_more_waits_for_no_room() {
+        let (dispatcher, target, tried) = (Dispatcher::new(1), Target::new(0, 1), SlotSet::new());
+        let limits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
+        let policy = named(PolicyName::Latency);
+        let ask = Ask::of(Prompt::default(), &tried);
+        let known = EngineLimits { batch_limit: Some(8), ..limits.clone() };
+        let judge = |limits| dispatcher.judge(&*policy, &ask, limits, at(1), std::iter::once(&target)).unwrap();
+        let waits = |judged: &Judged<'_>| (judged.has_room(Duration::MAX), judged.is_held_back(Duration::MAX));
+        let sent = [0, 1].map(|_| judge(&limits).assign().unwrap());
+        assert_eq!(waits(&judge(&limits)), (false, true));
+        assert_eq!(waits(&judge(&known)), (true, false));
+        drop(sent);
+        assert_eq!(waits(&judge(&limits)), (true, false));
+    }
 
     #[test]
     fn a_pool_that_has_lost_what_it_was_sent_is_sent_another_request_and_those_lost_are_waited_for_no_more() {

@@ -252,6 +252,9 @@ fn a_wait_beyond_max_wait_or_the_slack_is_not_begun() {
     }
     assert_eq!(bench.enter(8, &slack(400, 50)), Err("ttft"), "400 ms of work are before it");
     assert_eq!(bench.enter(9, &slack(450, 50)), Ok(vec![]));
+    let unproved = slack(400, 50);
+    let unproved = Waiter { outlook: Outlook { is_held_back: true, ..unproved.outlook }, ..unproved };
+    assert_eq!(bench.enter(10, &unproved), Ok(vec![]), "the engine is idle, and only our caution keeps it");
 }
 
 /// One of two tenants that ask again and again: 100 ms of work with such a weight.

@@ -220,9 +220,19 @@ impl<'a> Judged<'a> {
 
     /// Whether a replica has room for a request: it is begun on there within `lookahead`.
     pub fn has_room(&self, lookahead: Duration) -> bool {
+        self.short_of_work(lookahead).any(Candidate::may_run_more)
+    }
+
+    /// Whether replicas would have room if it were known that they run more at once.
+    pub fn is_held_back(&self, lookahead: Duration) -> bool {
+        let mut short = self.short_of_work(lookahead).peekable();
+        short.peek().is_some() && !short.any(Candidate::may_run_more)
+    }
+
+    fn short_of_work(&self, lookahead: Duration) -> impl Iterator<Item = &Candidate<'a>> {
         let tried = self.query.ask.tried;
-        let has_room = |one: &Candidate<'_>| one.may_run_more() && one.wait <= lookahead.as_secs_f64();
-        self.candidates.iter().any(|one| !tried.contains(one.slot) && has_room(one))
+        let is_short = move |one: &Candidate<'_>| one.wait <= lookahead.as_secs_f64();
+        self.candidates.iter().filter(move |one| !tried.contains(one.slot) && is_short(one))
     }
 
     /// Whether a replica has so little of ours left to begin on that it should be sent more: the one that was chosen, or another that
