@@ -12,6 +12,7 @@ use crate::clock::Stamp;
 use crate::error::Timer;
 use crate::record::SloBounds;
 use crate::relay::stream_state::Echo;
+use crate::relay::watch::MayBeSilent;
 use crate::request::body::HeldBody;
 use crate::request::class::class_of;
 use crate::request::continuation::held_back;
@@ -120,7 +121,7 @@ pub(super) fn classify(
         session: None,
         sampling,
         pinned: None,
-        may_be_silent: fields.hides_reasoning || fields.prompt.tools.is_some(),
+        may_be_silent: may_be_silent(dialect, fields),
         is_sent_once: dialect.is_stateful() && fields.has_effects(),
         not_copied: why_not_copied(dialect, fields),
         stays: route.prefill.as_ref().and_then(|_| apart::obstacle(dialect, fields, choices > 1)),
@@ -131,6 +132,16 @@ pub(super) fn classify(
         share: share_of(tenant),
         carrier: None,
     })
+}
+
+/// An engine's parser holds the text of tokens back where there are tools, or where the client wants no reasoning. vLLM answers
+/// `response.in_progress` before it has queued the request, and nothing once it has begun on it.
+fn may_be_silent(dialect: Dialect, fields: &Fields<'_>) -> MayBeSilent {
+    match dialect {
+        _ if !fields.hides_reasoning && fields.prompt.tools.is_none() => MayBeSilent::Never,
+        Dialect::Responses => MayBeSilent::FromTheStart,
+        _ => MayBeSilent::OnceBegun,
+    }
 }
 
 /// Why no canary gets a copy: it would leave something behind, or fetch what is fetched, and freed there, once.

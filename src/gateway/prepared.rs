@@ -16,7 +16,7 @@ use crate::fleet::pool::{AT_OUTSIDE_LIMITS, PoolState};
 use crate::fleet::replica::Replica;
 use crate::record::{Record, SloBounds};
 use crate::relay::stream_state::Echo;
-use crate::relay::watch::Deadline;
+use crate::relay::watch::{Deadline, MayBeSilent};
 use crate::request::body::HeldBody;
 use crate::request::class::Class;
 use crate::request::dialect::Computes;
@@ -83,7 +83,7 @@ pub struct Prepared {
     /// The replica that stores `previous_response_id`: the only one that can serve it.
     pub pinned: Option<Arc<Replica>>,
     /// Whether its engine may hold the text of tokens back for long: it has tools, or its client wants no reasoning.
-    pub may_be_silent: bool,
+    pub may_be_silent: MayBeSilent,
     /// Sent twice it would act twice: a stored or background response, one with tools of the server, a POST on
     /// `server.extra_paths` (RFC 9110 §9.2.2). It is retried only where it is known not to have been sent, and never hedged.
     pub is_sent_once: bool,

@@ -28,7 +28,7 @@ use crate::listener::{KillSwitch, Tunnel};
 use crate::observe::record_guard::RecordGuard;
 use crate::record::{Attempt, Outcome};
 use crate::relay::body::ReplyBody;
-use crate::relay::watch::{StreamDeadlines, StreamWatch};
+use crate::relay::watch::{MayBeSilent, StreamDeadlines, StreamWatch};
 use crate::relay::ws_frames::{self, Frames};
 use crate::request::trace_context;
 use crate::upstream::headers::{strip_response, switches_to_websocket, upgrade};
@@ -173,7 +173,7 @@ fn watch(gateway: &Gateway, exchange: &Exchange, pick: &Pick) -> Arc<StreamWatch
         client_stall: timeouts.client_stall,
         patience: timeouts.total,
         first_token: None,
-        may_be_silent: false,
+        may_be_silent: MayBeSilent::Never,
         total: exchange.prepared.deadlines().total,
         total_timer: exchange.prepared.total_timer,
     };

@@ -72,7 +72,7 @@ pub struct StreamDeadlines {
     pub first_token: Option<Deadline>,
     /// Whether its engine may be silent in health once it has begun, for as long as its parser holds a call of a tool or the reasoning
     /// back: the two deadlines of silence then count only while nothing moves there, neither its own counters nor another stream.
-    pub may_be_silent: bool,
+    pub may_be_silent: MayBeSilent,
     /// When the request is over.
     pub total: Deadline,
     /// Whose end that is: the route's, or the client's own.
@@ -86,6 +86,18 @@ pub struct Deadline {
     pub at: Stamp,
     /// The configured timeout, for the error message.
     pub after: Duration,
+}
+
+/// From when on silence may be health.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MayBeSilent {
+    /// Never.
+    #[default]
+    Never,
+    /// Once its engine has begun to answer.
+    OnceBegun,
+    /// From the start: the API does not tell when an engine begins.
+    FromTheStart,
 }
 
 impl StreamDeadlines {
@@ -133,7 +145,7 @@ impl StreamWatch {
 
     /// Its engine began to answer, and holds the text back.
     pub fn begins(&self, now: Stamp) {
-        if self.deadlines.may_be_silent && self.begun().is_none() {
+        if self.deadlines.may_be_silent == MayBeSilent::OnceBegun && self.begun().is_none() {
             self.begun.store(now);
         }
     }
@@ -211,7 +223,7 @@ impl StreamWatch {
             Some(Expiry::Deadline(self.deadlines.total_timer))
         } else if is_waiting
             && !is_decoding
-            && !(is_excused && self.begun().is_some())
+            && !(is_excused && self.may_have_begun())
             && self.deadlines.first_token.is_some_and(is_past)
         {
             // Not while the client is waited for: the token may have come, behind what it does not take.
@@ -232,10 +244,14 @@ impl StreamWatch {
         }
     }
 
+    fn may_have_begun(&self) -> bool {
+        self.deadlines.may_be_silent == MayBeSilent::FromTheStart || self.begun().is_some()
+    }
+
     /// Whether silence is no fault of it: others move there.
     fn is_excused(&self, now: Stamp) -> bool {
         let limits = &self.deadlines;
-        limits.may_be_silent
+        limits.may_be_silent != MayBeSilent::Never
             && limits.inter_token.is_some_and(|bound| now.since(self.vitals.last_computed()) < bound)
     }
 
@@ -401,7 +417,7 @@ mod tests {
             client_stall: Duration::from_secs(60),
             patience: Duration::from_secs(40),
             first_token: Some(Deadline { at: at(300), after: Duration::from_secs(299) }),
-            may_be_silent: false,
+            may_be_silent: MayBeSilent::Never,
             total: Deadline { at: at(1000), after: Duration::from_secs(999) },
             total_timer: Timer::Total,
         }
@@ -426,7 +442,8 @@ mod tests {
 
     #[test]
     fn a_stream_that_may_be_silent_is_so_as_long_as_its_engine_moves() {
-        let may_be_silent = || watched_by(StreamDeadlines { may_be_silent: true, ..deadlines(10) });
+        let may_be = |may_be_silent| watched_by(StreamDeadlines { may_be_silent, ..deadlines(10) });
+        let may_be_silent = || may_be(MayBeSilent::OnceBegun);
         let (_dog, watch, vitals, _) = may_be_silent();
         watch.decodes(at(2));
         for second in [5, 14, 23, 32] {
@@ -446,6 +463,10 @@ mod tests {
         vitals.engine_moved(at(299));
         assert_eq!(found(&first, at(305)), None);
         assert_eq!(found(&first, at(309)), Some(Expiry::Deadline(Timer::FirstToken)));
+        let (_dog, response, vitals, _) = may_be(MayBeSilent::FromTheStart);
+        vitals.engine_moved(at(299));
+        assert_eq!(found(&response, at(305)), None);
+        assert_eq!(found(&response, at(309)), Some(Expiry::Deadline(Timer::FirstToken)));
         let (_dog, total, vitals, _) = may_be_silent();
         vitals.engine_moved(at(1000));
         assert_eq!(found(&total, at(1000)), Some(Expiry::Deadline(Timer::Total)));
