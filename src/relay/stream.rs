@@ -342,7 +342,8 @@ impl StreamBody {
     fn conclude(&mut self, end: fn(&Transcript, Dialect, TokenCounts) -> Bytes) {
         let (dialect, tokens) = (self.client.guard.record().dialect, self.pump.facts().tokens);
         let transcript = self.migration.as_ref().map(|migration| &migration.transcript);
-        let last = transcript.map(|transcript| end(transcript, dialect, transcript.whole(tokens)));
+        // Of a continued stream it passes the transcript, which adds what came before.
+        let last = transcript.map(|transcript| end(transcript, dialect, tokens));
         self.is_cut = true;
         self.pump.reader.conclude(last.unwrap_or_default());
     }

@@ -122,31 +122,44 @@ async fn a_stream_that_was_cut_behind_its_finish_reason_ends_without_another_rep
     }
 }
 
+/// An event with the tokens of its prompt and of its answer so far.
+fn counted(event: &str, [prompt, n]: [u32; 2]) -> Step {
+    let total = prompt + n;
+    let usage = format!("\"prompt_tokens\":{prompt},\"total_tokens\":{total},\"completion_tokens\":{n}");
+    wire::event(event.replace("]}\n", &format!("],\"usage\":{{{usage}}}}}\n")))
+}
+
+/// What follows the finish reason: two tokens to a prompt of five.
+fn usage_and_end() -> String {
+    let head = "{\"id\":\"c1\",\"model\":\"tiny\",\"object\":\"chat.completion.chunk\",\"choices\":[]";
+    let usage = "\"usage\":{\"prompt_tokens\":5,\"total_tokens\":7,\"completion_tokens\":2}";
+    format!("data: {head},{usage}}}\n\n{}", wire::DONE)
+}
+
+#[tokio::test]
+async fn a_continued_stream_that_loses_its_end_as_well_counts_each_token_once() {
+    let begun =
+        vec![wire::sse_head(), wire::event(wire::ROLE), counted(&wire::content("a"), [5, 1]), Step::Close];
+    let pair = Pair::start_with(counting, begun).await;
+    let rest = [counted(&wire::content("b"), [6, 1]), counted(wire::FINISH, [6, 1]), Step::Close];
+    pair.good.next([wire::sse_head(), wire::event(wire::ROLE)].into_iter().chain(rest).collect());
+    let reply = pair.post(&CHAT.replace("\"stream\":true", COUNTED)).await;
+    assert!(reply.text().ends_with(&usage_and_end()), "{}", reply.text());
+    assert_eq!((reply.body.is_complete, migrations(&pair.gateway)), (true, 1));
+}
+
+const COUNTED: &str = "\"stream\":true,\"stream_options\":{\"include_usage\":true}";
+
 #[tokio::test]
 async fn a_stream_that_lost_only_its_end_has_the_usage_that_was_asked_for() {
-    let counted = |event: &str, n: u32| {
-        event.replace(
-            "]}\n",
-            &format!(
-                "],\"usage\":{{\"prompt_tokens\":5,\"total_tokens\":{},\"completion_tokens\":{n}}}}}\n",
-                5 + n
-            ),
-        )
-    };
-    let head = "{\"id\":\"c1\",\"model\":\"tiny\",\"object\":\"chat.completion.chunk\",\"choices\":[]";
-    let usage = format!(
-        "data: {head},\"usage\":{{\"prompt_tokens\":5,\"total_tokens\":7,\"completion_tokens\":2}}}}\n\n"
-    );
-    let events =
-        [(wire::content("a"), 1), (wire::content("b"), 2)].map(|(event, n)| wire::event(counted(&event, n)));
-    for (finish, limit) in [(Some(counted(wire::FINISH, 2)), ""), (None, ",\"max_tokens\":2")] {
-        let finish = finish.map(wire::event);
+    let events = [(wire::content("a"), 1), (wire::content("b"), 2)].map(|(event, n)| counted(&event, [5, n]));
+    for (finish, limit) in [(Some([5, 2]), ""), (None, ",\"max_tokens\":2")] {
+        let finish = finish.map(|counts| counted(wire::FINISH, counts));
         let script =
             [wire::sse_head(), wire::event(wire::ROLE)].into_iter().chain(events.clone()).chain(finish);
         let pair = Pair::start_with(counting, script.chain([Step::Close]).collect()).await;
-        let asked = format!("\"stream\":true,\"stream_options\":{{\"include_usage\":true}}{limit}");
-        let reply = pair.post(&CHAT.replace("\"stream\":true", &asked)).await;
-        assert!(reply.text().ends_with(&(usage.clone() + wire::DONE)), "{}", reply.text());
+        let reply = pair.post(&CHAT.replace("\"stream\":true", &format!("{COUNTED}{limit}"))).await;
+        assert!(reply.text().ends_with(&usage_and_end()), "{}", reply.text());
         assert!(reply.body.is_complete && pair.good_requests() == 0);
     }
 }
