@@ -196,8 +196,10 @@ mod tests {
         let policy = named(PolicyName::Latency);
         let ask = Ask::of(Prompt::default(), &tried);
         let known = EngineLimits { batch_limit: Some(8), ..limits.clone() };
-        let judge = |limits| dispatcher.judge(&*policy, &ask, limits, at(1), std::iter::once(&target)).unwrap();
-        let waits = |judged: &Judged<'_>| (judged.has_room(Duration::MAX), judged.is_held_back(Duration::MAX));
+        let judge =
+            |limits| dispatcher.judge(&*policy, &ask, limits, at(1), std::iter::once(&target)).unwrap();
+        let waits =
+            |judged: &Judged<'_>| (judged.has_room(Duration::MAX), judged.is_held_back(Duration::MAX));
         let sent = [0, 1].map(|_| judge(&limits).assign().unwrap());
         assert_eq!(waits(&judge(&limits)), (false, true));
         assert_eq!(waits(&judge(&known)), (true, false));

@@ -109,6 +109,8 @@ pub struct TenantPermit {
     reserved: Reserved,
     /// Since when, by the clock and by the calendar.
     began: (Stamp, SystemTime),
+    /// Whether it takes a place of the tenant's `concurrency`.
+    has_place: bool,
 }
 
 /// What a request was charged of time at engines, for a correction once its engine has reported it.
@@ -142,7 +144,7 @@ impl TenantLimiter {
         drop(used);
         let permit = admitted.map(|reserved| {
             let (charged, began) = (demand.tokens.0, (now, demand.wall));
-            Some(TenantPermit { state, limits: tenant.limits, charged, reserved, began })
+            Some(TenantPermit { state, limits: tenant.limits, charged, reserved, began, has_place: true })
         });
         Admission { permit, limits }
     }
@@ -230,6 +232,14 @@ impl TenantLimiter {
 }
 
 impl TenantPermit {
+    /// Its client has the whole answer, and may send the next request before the rest of this one is done.
+    pub fn give_place_back(&mut self) {
+        if mem::take(&mut self.has_place) {
+            let mut used = self.state.lock();
+            used.inflight = used.inflight.saturating_sub(1);
+        }
+    }
+
     /// The request ended after so much time at engines: it is charged by what it used ([`Record::charged_tokens`]), and a refused one
     /// by nothing.
     pub fn settle(mut self, record: &Record, engine: Duration) -> EngineCharge {
@@ -268,8 +278,7 @@ impl EngineCharge {
 
 impl Drop for TenantPermit {
     fn drop(&mut self) {
-        let mut used = self.state.lock();
-        used.inflight = used.inflight.saturating_sub(1);
+        self.give_place_back();
     }
 }
 

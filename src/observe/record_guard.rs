@@ -112,6 +112,13 @@ impl RecordGuard {
         self.permit = permit.map(Box::new);
     }
 
+    /// The last that a client waits for goes out: its tenant's place is free.
+    pub fn is_answered(&mut self) {
+        if let Some(permit) = &mut self.permit {
+            permit.give_place_back();
+        }
+    }
+
     /// Signals `end` when the request ends: to the copy of it that a canary got.
     pub fn signals(&mut self, end: OriginalEnd) {
         self.copy = Some(end);

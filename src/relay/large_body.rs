@@ -117,6 +117,7 @@ impl LargeBody {
         self.watch.waits_for_client(now);
         if self.rest.is_end() {
             self.complete();
+            self.guard.is_answered();
         }
         Poll::Ready(Some(Ok(Frame::data(data))))
     }

@@ -189,6 +189,9 @@ impl StreamBody {
         self.pump.reader.watch.waits_for_client(now);
         self.bytes_out += bytes.len() as u64;
         self.client.guard.captures(|capture| capture.events(&bytes));
+        if self.pump.reader.is_whole() && self.pump.reader.is_taken() {
+            self.client.guard.is_answered();
+        }
         if let Some(pulse) = &mut self.pulse {
             pulse.sent(now);
         }

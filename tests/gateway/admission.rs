@@ -519,6 +519,29 @@ async fn requests_at_once_are_counted_and_given_back_when_clients_leave() {
     assert_eq!(gateway.app.gateway.tenants.inflight("a"), 0);
 }
 
+#[tokio::test]
+async fn a_client_that_has_its_answer_may_ask_again_while_the_body_behind_it_is_open() {
+    let ([replica], gateway) = Gateway::before(|config| {
+        config.tenants = two_tenants(TenantLimits { concurrency: Some(1), ..TenantLimits::default() });
+    })
+    .await;
+    let gate = Gate::new();
+    for _ in 0..2 {
+        let mut answer = wire::chat_stream(&["x"]);
+        answer.insert(answer.len() - 1, Step::Wait(gate.clone()));
+        replica.next(answer);
+    }
+    let mut first = gateway.sent_as("a", PATH, &chat("tiny", "first")).await;
+    assert_eq!(first.head().await.status, 200);
+    first.read_until(wire::DONE).await;
+    let mut second = gateway.sent_as("a", PATH, &chat("tiny", "second")).await;
+    assert_eq!(second.head().await.status, 200);
+    gate.cancel();
+    drop((first, second));
+    gateway.idle().await;
+    assert_eq!(gateway.app.gateway.tenants.inflight("a"), 0, "each place is given back once");
+}
+
 /// The texts of requests in the order in which they reached the replica, from the `from`-th on.
 pub(crate) fn order(replica: &Replica, from: usize) -> Vec<String> {
     let text =

@@ -99,7 +99,11 @@ fn without_a_measurement_the_number_that_is_there_is_kept() {
     pool.run(20, 50);
     let wanted = pool.second(50);
     assert_eq!(wanted.replicas(), 4, "at most twice as many as serve");
-    assert!(wanted.scale.reason.starts_with("at least 6 requests have waited for 15 s"), "{}", wanted.scale.reason);
+    assert!(
+        wanted.scale.reason.starts_with("at least 6 requests have waited for 15 s"),
+        "{}",
+        wanted.scale.reason
+    );
 }
 
 #[test]
