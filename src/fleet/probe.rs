@@ -289,6 +289,7 @@ impl Prober {
                 };
                 let vitals = &replica.health.vitals;
                 vitals.frozen(sent);
+                vitals.stands_still(self.is_still_with_all(sent), now);
                 let is_still = vitals.frozen_since().is_some();
                 let may_compute = self.is_computing(now) && !vitals.is_stopped();
                 if replica.state().is_coming() {
@@ -315,6 +316,14 @@ impl Prober {
                 }
             }
         }
+    }
+
+    /// Whether there are other ready replicas in its pool, and none of them was heard since then.
+    fn is_still_with_all(&self, since: Stamp) -> bool {
+        let replicas = self.pool.replicas();
+        let is_other = |other: &&Arc<Replica>| other.slot() != self.replica.slot() && other.is_ready();
+        let mut others = replicas.iter().filter(is_other).peekable();
+        others.peek().is_some() && others.all(|other| !other.health.vitals.was_heard_since(since))
     }
 
     /// Whether prompts of ours wait there that may well take so long: a long prefill starves the probe behind it.

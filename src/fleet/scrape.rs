@@ -112,7 +112,7 @@ impl Scraper {
     fn note_silence(&self, is_silent: bool, sent: Stamp) {
         for replica in &self.targets {
             let vitals = &replica.health.vitals;
-            if vitals.page(is_silent) && vitals.last_progress() < sent {
+            if vitals.page(is_silent, self.clock.now()) && vitals.last_progress() < sent {
                 replica.doubt(false, self.pool.config().probe.timeout, self.clock.now());
             }
         }

@@ -539,7 +539,7 @@ mod tests {
     #[test]
     fn nothing_waits_at_a_process_that_stands_still() {
         let (_dog, watch, vitals, _) = watched(30);
-        vitals.page(true);
+        vitals.page(true, at(3));
         vitals.silent(at(3));
         assert_eq!(found(&watch, at(8)), None, "one list that stayed away");
         vitals.silent(at(9));

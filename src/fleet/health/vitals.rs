@@ -22,7 +22,11 @@ pub struct Vitals {
     refused: InARow,
     frozen_at: AtomicStamp,
     is_page_silent: AtomicBool,
+    last_page: AtomicStamp,
     silent: InARow,
+    /// Since when it has stood still together with its pool's others.
+    still_together: AtomicStamp,
+    is_excused: AtomicBool,
     suspected_at: AtomicStamp,
     is_reported_down: AtomicBool,
     /// Wakes the prober ahead of its interval.
@@ -107,7 +111,10 @@ impl Vitals {
     }
 
     /// Its metrics page came, or did not come in time; whether it fell silent now.
-    pub fn page(&self, is_silent: bool) -> bool {
+    pub fn page(&self, is_silent: bool, now: Stamp) -> bool {
+        if !is_silent {
+            self.last_page.store(now);
+        }
         !self.is_page_silent.swap(is_silent, Ordering::Relaxed) && is_silent
     }
 
@@ -119,12 +126,36 @@ impl Vitals {
     /// A probe got an answer or a refusal: lists that stay away are counted anew.
     pub fn spoke(&self) {
         self.silent.clear();
+        self.still_together.clear();
+        self.is_excused.store(false, Ordering::Relaxed);
+    }
+
+    /// A probe got no answer; `together`: from no other ready replica of its pool comes anything either. Then it is the network or a host
+    /// that stands still, requests have nowhere better to go, and for [`SPELL`] it is not left.
+    pub fn stands_still(&self, together: bool, now: Stamp) {
+        if !together {
+            self.still_together.clear();
+        }
+        let is_excused = together && {
+            self.still_together.begin(now);
+            self.still_together.get().is_some_and(|since| now.since(since) < SPELL)
+        };
+        self.is_excused.store(is_excused, Ordering::Relaxed);
+    }
+
+    /// Whether anything came from it since then.
+    pub fn was_heard_since(&self, at: Stamp) -> bool {
+        self.last_computed().max(self.last_page.load()) > at
+    }
+
+    fn is_excused(&self) -> bool {
+        self.is_excused.load(Ordering::Relaxed)
     }
 
     /// Whether the process or its host stands still: two lists in a row and its page stayed away, and nothing moved since the first.
     /// What has no page may be busy: some servers answer nothing while they compute.
     pub fn is_stopped(&self) -> bool {
-        let is_page_silent = self.is_page_silent.load(Ordering::Relaxed);
+        let is_page_silent = self.is_page_silent.load(Ordering::Relaxed) && !self.is_excused();
         is_page_silent && self.silent.both().is_some_and(|(first, _)| self.last_sign() <= first)
     }
 
@@ -169,9 +200,9 @@ impl Vitals {
     }
 
     /// When the last probe that got no answer was sent, unless a probe succeeded, a stream progressed or the engine's counters
-    /// moved since.
+    /// moved since, or all of its pool stand still.
     pub fn frozen_since(&self) -> Option<Stamp> {
-        self.frozen_at.get().filter(|sent| self.last_sign() <= *sent)
+        self.frozen_at.get().filter(|sent| self.last_sign() <= *sent && !self.is_excused())
     }
 }
 
@@ -179,6 +210,8 @@ impl Vitals {
 pub(crate) const BUSY_FOR: Duration = Duration::from_secs(5);
 /// Refused connects at least so far apart prove that the process of a silent stream is gone.
 pub(crate) const REFUSED_TWICE: Duration = Duration::from_millis(500);
+/// How long replicas that all stand still are waited for: as long as pauses of hosts, switches and shared disks last.
+const SPELL: Duration = Duration::from_secs(30);
 /// Every check of every silent stream asks for a probe; one serves them all.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -212,7 +245,7 @@ mod tests {
             !vitals.is_stopped(),
             "without a page it may be a server that answers one request after the other"
         );
-        vitals.page(true);
+        vitals.page(true, at(900));
         assert!(vitals.is_stopped());
         vitals.progressed(at(7000));
         assert!(!vitals.is_stopped(), "a token came");
@@ -221,8 +254,26 @@ mod tests {
         assert!(!vitals.is_stopped(), "once");
         vitals.silent(at(13_000));
         assert!(vitals.is_stopped());
-        vitals.page(false);
+        vitals.page(false, at(13_500));
         assert!(!vitals.is_stopped());
+    }
+
+    #[test]
+    fn what_stands_still_with_all_others_is_waited_for_a_while() {
+        let vitals = Vitals::default();
+        vitals.page(true, at(900));
+        let look = |seconds: u64, together| {
+            vitals.silent(at(1000 * seconds));
+            vitals.frozen(at(1000 * seconds));
+            vitals.stands_still(together, at(1000 * seconds));
+            (vitals.is_stopped(), vitals.frozen_since().is_some())
+        };
+        assert_eq!([look(5, true), look(10, true), look(30, true)], [(false, false); 3]);
+        assert_eq!(look(31, false), (true, true), "another one is back");
+        assert_eq!([look(35, true), look(64, true)], [(false, false); 2]);
+        assert_eq!(look(65, true), (true, true), "it is no pause");
+        vitals.spoke();
+        assert_eq!(look(70, true), (false, false));
     }
 
     #[test]

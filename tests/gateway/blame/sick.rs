@@ -506,6 +506,36 @@ async fn whole_answers_that_wait_at_a_stopped_replica_come_from_another() {
 }
 
 #[tokio::test]
+async fn where_all_replicas_stand_still_for_a_moment_their_requests_are_waited_for() {
+    let (replicas, gateway) =
+        Gateway::before(|config| config.pools[0].scrape_interval = Duration::from_millis(100)).await;
+    let replicas: [Replica; 2] = replicas;
+    let gate = Gate::new();
+    let whole = wire::json(200, r#"{"choices":[{"message":{"content":"a"}}]}"#);
+    replicas.iter().for_each(|replica| _ = replica.always(wire::behind(&gate, whole.clone())));
+    let asked = CHAT.replace(r#""stream":true"#, r#""stream":false"#);
+    let both = async { tokio::join!(gateway.post(PATH, &asked), gateway.post(PATH, &asked)) };
+    let stall = async {
+        for replica in &replicas {
+            replica.got(1).await;
+            replica.probes(Probes::Unanswered);
+        }
+        let looks = replicas.each_ref().map(|replica| replica.probed() + 6);
+        until("probes stay away again and again", || {
+            replicas.iter().zip(looks).all(|(replica, looks)| replica.probed() >= looks)
+        })
+        .await;
+        for replica in &replicas {
+            assert_eq!(gateway.state_of(replica), ReplicaState::Ready, "there is nowhere better to go");
+        }
+        gate.cancel();
+    };
+    let ((one, two), ()) = tokio::join!(both, stall);
+    assert_eq!((one.status(), two.status()), (200, 200));
+    assert_eq!(replicas.each_ref().map(Replica::count), [1, 1], "nothing was cut or sent twice");
+}
+
+#[tokio::test]
 async fn impatient_clients_of_a_replica_that_works_speak_against_nobody() {
     let (gateway, replicas) = four(PolicyName::RoundRobin).await;
     let [busy, ..] = replicas.as_slice() else { panic!("four replicas") };
