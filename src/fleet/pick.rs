@@ -171,12 +171,14 @@ impl Pick {
         self.failed(&ReplicaFailure::Silent { replica: self.replica.name() }, now);
     }
 
-    /// A deadline passed before any content came: a replica that kept the request waiting for most of `first_token` is no better than one
-    /// that failed.
+    /// A deadline passed before any content came: a replica that kept the request waiting for most of `first_token`, and where nothing moved
+    /// meanwhile, is no better than one that failed. One that moves is busy.
     pub fn overdue(&self, failure: &Failure, now: Stamp) {
         self.assignment.censored(now);
+        let (sent, health) = (self.assignment.at(), &self.replica.health);
+        let is_busy = health.vitals.last_sign() >= sent && !health.answers.is_on_trial();
         let is_first_token = matches!(failure, Failure::Timeout { timer: Timer::FirstToken, .. });
-        if is_first_token && !failure.spares_replica(now.since(self.assignment.at())) {
+        if is_first_token && !is_busy && !failure.spares_replica(now.since(sent)) {
             self.silent(now);
         }
     }
