@@ -327,7 +327,8 @@ impl<T: Clone> WaitQueue<T> {
         let is_due = |entry: &QueueEntry<T>| !entry.is_silent && entry.due <= self.round;
         let of = |flow: &Flow<T>| {
             let (key, entry) = flow.waiting.iter().find(|(_, entry)| is_due(entry))?;
-            let order = (flow.lane, self.virtual_time.start(&flow.share.tenant, flow.is_long), *key);
+            let lane = self.lane_of(flow.lane, &flow.share, flow.is_long);
+            let order = (lane, self.virtual_time.start(&flow.share.tenant, flow.is_long), *key);
             Some((order, (Position { flow: flow.id, key: *key }, entry.call.clone())))
         };
         let (order, first) = self.flows.iter().filter_map(of).min_by_key(|(order, _)| *order)?;
@@ -337,10 +338,20 @@ impl<T: Clone> WaitQueue<T> {
         }
     }
 
-    /// The request that has waited longest as best effort, where it is its turn before those of a lane.
+    /// The lane in which a tenant's requests wait now. Who is late is not put off for as long as another tenant has fresh ones: with less
+    /// than its part of the work it waits among those that can be in time.
+    fn lane_of(&self, lane: Lane, share: &Share, is_long: bool) -> Lane {
+        let is_owed = || self.virtual_time.behind(&share.tenant, is_long) > MOST_BEHIND;
+        Lane { is_best_effort: lane.is_best_effort && !is_owed(), ..lane }
+    }
+
+    /// The request that has waited longest as best effort of the tenant that had least, where it is its turn before those of a lane.
     fn old_in_turn(&self, lane: Lane) -> Option<(&Flow<T>, FlowKey, &QueueEntry<T>)> {
         let old = self.flows.iter().filter_map(|flow| flow.old(&self.aging));
-        let (flow, key, entry) = old.min_by_key(|(_, key, _)| *key)?;
+        let order = |(flow, key, _): &(&Flow<T>, FlowKey, _)| {
+            (flow.lane.priority, self.virtual_time.start(&flow.share.tenant, flow.is_long), *key)
+        };
+        let (flow, key, entry) = old.min_by_key(order)?;
         // Higher priorities go first, whatever waits.
         let may_go = flow.lane.priority <= lane.priority && self.aging.has_turn(entry.work);
         may_go.then_some((flow, key, entry))
@@ -400,6 +411,9 @@ impl<T: Clone> WaitQueue<T> {
     }
 }
 
+/// Work over weight that others may have before a tenant's late requests: about a bound on TTFT of one replica.
+const MOST_BEHIND: Duration = Duration::from_secs(2);
+
 /// A pool's queue, live or simulated.
 pub trait Line {
     /// The predicted wait behind those that are before a request; `None` if none is.
@@ -410,13 +424,15 @@ pub trait Line {
 
 impl<T: Clone> Line for WaitQueue<T> {
     fn ahead(&self, waiter: &Waiter) -> Option<Duration> {
-        let lane = waiter.lane();
+        let lane = self.lane_of(waiter.lane(), &waiter.share, waiter.is_apart());
+        let lane_of = |flow: &Flow<T>| self.lane_of(flow.lane, &flow.share, flow.is_long);
         let old =
-            self.old_in_turn(lane).filter(|(flow, ..)| flow.lane > lane).map(|(_, _, entry)| entry.work);
-        let before: Duration = self.flows.iter().filter(|flow| flow.lane < lane).map(|flow| flow.work).sum();
+            self.old_in_turn(lane).filter(|(flow, ..)| lane_of(flow) > lane).map(|(_, _, entry)| entry.work);
+        let before: Duration =
+            self.flows.iter().filter(|flow| lane_of(flow) < lane).map(|flow| flow.work).sum();
         let before = before + old.unwrap_or_default();
         let (mut own, mut is_behind) = (Duration::ZERO, old.is_some());
-        let others = || self.flows.iter().filter(|flow| flow.lane == lane);
+        let others = || self.flows.iter().filter(|flow| lane_of(flow) == lane);
         let is_own =
             |flow: &Flow<T>| flow.share.tenant == waiter.share.tenant && flow.is_long == waiter.is_apart();
         for flow in others().filter(|flow| is_own(flow)) {
@@ -439,7 +455,7 @@ impl<T: Clone> Line for WaitQueue<T> {
             let share = Duration::try_from_secs_f64(until * f64::from(weight));
             (beside, is_behind) = (beside + work.min(share.unwrap_or(Duration::MAX)), true);
         }
-        let is_behind = is_behind || self.flows.iter().any(|flow| flow.lane < lane && flow.late > 0);
+        let is_behind = is_behind || self.flows.iter().any(|flow| lane_of(flow) < lane && flow.late > 0);
         is_behind.then(|| self.pace.time_for(before + own + beside, &waiter.outlook))
     }
 

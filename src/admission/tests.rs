@@ -89,6 +89,30 @@ fn lanes_go_before_weights_and_weights_before_deadlines() {
 }
 
 #[test]
+fn a_late_request_of_a_tenant_without_its_part_waits_for_no_stream_of_fresh_ones() {
+    let mut bench = Bench::default();
+    assert_eq!(bench.enter(0, &best_effort("light")), Ok(vec![]));
+    let flood = |bench: &mut Bench, id| {
+        assert_eq!(bench.enter(id, &waiter("flood", 1000 + id)), Ok(vec![]));
+        let next = bench.queue.tick().unwrap();
+        // There is room for one each time.
+        let mut also = bench.queue.placed(bench.positions[&next], at(0));
+        while let Some(id) = also {
+            also = bench.queue.stays(bench.positions[&id], Deferral::NoCapacity);
+        }
+        next
+    };
+    let order: Vec<u64> = (1..40).map(|id| flood(&mut bench, id)).collect();
+    let light = order.iter().position(|id| *id == 0);
+    assert!(light.is_some_and(|light| (20..24).contains(&light)), "two seconds of 100 ms each: {order:?}");
+    // The flood's own late ones are behind its fresh ones as ever.
+    let mut alone = Bench::default();
+    assert_eq!(alone.enter(0, &best_effort("flood")), Ok(vec![]));
+    let order: Vec<u64> = (1..40).map(|id| flood(&mut alone, id)).collect();
+    assert!(!order.contains(&0), "{order:?}");
+}
+
+#[test]
 fn a_long_queue_of_one_tenant_is_not_before_a_short_one_of_another() {
     let mut bench = Bench::default();
     for id in 0..50 {

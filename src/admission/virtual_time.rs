@@ -60,6 +60,11 @@ impl VirtualTime {
         known.map_or(self.now, |tag| tag.start)
     }
 
+    /// Work over weight that others had since it was the tenant's turn.
+    pub(super) fn behind(&self, tenant: &str, is_long: bool) -> Duration {
+        Duration::from_nanos(self.now.saturating_sub(self.start(tenant, is_long)))
+    }
+
     /// A request was placed.
     pub(super) fn charge(&mut self, share: &Share, is_long: bool, work: Duration, at: Stamp) {
         self.busy_until = self.busy_until.max(at.after(work.saturating_mul(BUSY)));
