@@ -598,10 +598,6 @@ impl Exchange {
         }
         if record.decision.is_none() {
             record.decision = Some(pick.decision.clone());
-            if !pick.assignment.is_past_engine() {
-                let work = &pick.assignment.decision.terms.work;
-                pick.pool.arrivals.placed(work, self.prepared.computes);
-            }
             apart::note_missing(&self.prepared, pick);
             pick.pool.retries.deposit(self.prepared.table.config.retry.budget);
         }
@@ -610,7 +606,11 @@ impl Exchange {
     fn note_attempt(&mut self, flight: &Flight, result: &Result<UpstreamResponse, AttemptError>) {
         let end = self.incoming.gateway.clock.now();
         let entry = self.entry(flight, result, end);
+        let computes = self.prepared.computes;
         let record = self.guard.record();
+        if record.attempts.is_empty() {
+            note_demand(flight.pick(), computes, entry.status);
+        }
         let times = &flight.times;
         record.at.connected = times.connected;
         record.at.first_byte = times.head;
@@ -629,6 +629,13 @@ impl Exchange {
             flight.pick().replica.note_error(words, end);
         }
         record::Attempt { engine_error, ..flight.entry(result, end) }
+    }
+}
+
+/// Counts what a prompt takes of its pool. One that the engine refuses takes nothing, however long it is.
+fn note_demand(pick: &Pick, computes: Computes, status: Option<u16>) {
+    if !pick.assignment.is_past_engine() && !status.is_some_and(|status| (400..500).contains(&status)) {
+        pick.pool.arrivals.placed(&pick.assignment.decision.terms.work, computes);
     }
 }
 

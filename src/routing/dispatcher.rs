@@ -94,6 +94,10 @@ impl Dispatcher {
                 ..Candidate::of(target, limits, now)
             }),
         );
+        // What no engine can ever hold waits for no room: its engine is to refuse it.
+        if candidates.iter().all(|one| one.memory.is_some_and(|memory| memory.is_below(ask.prompt.tokens))) {
+            candidates.iter_mut().for_each(|one| one.memory = None);
+        }
         let is_open = |one: &Candidate<'_>| !ask.tried.contains(one.slot) && one.may_run_more();
         if ask.queues_late && candidates.iter().any(is_open) {
             candidates.retain(|one| is_open(one));

@@ -23,6 +23,12 @@ impl Memory {
         Self { capacity, beyond: usage * capacity - own.held as f64 }
     }
 
+    /// Whether all of it is too little.
+    #[inline]
+    pub(super) fn is_below(&self, tokens: Tokens) -> bool {
+        tokens.0 as f64 > self.capacity
+    }
+
     /// Shares of its memory that have to come free before `tokens` more find room, behind those that wait; zero where there is room.
     #[inline]
     pub(super) fn lacking(&self, own: &LoadView, tokens: Tokens) -> f64 {

@@ -45,3 +45,22 @@ fn streams_behind_a_cached_prefix_share_its_memory() {
     assert_eq!(fleet.decide(&text(7)).unwrap().terms.slot_wait, 0.0);
     drop(streams);
 }
+
+#[test]
+fn what_no_engine_can_ever_hold_waits_for_no_room() {
+    let fleet = talkative(2);
+    let endless = Text::session(1, 0, 300);
+    for target in &fleet.targets {
+        target.scraped(usage(0.3), fleet.now);
+    }
+    let placed = || {
+        let (targets, ask) = (fleet.targets.iter(), fleet.asked(&endless));
+        match fleet.dispatcher.judge(&*fleet.policy, &ask, &LIMITS, fleet.now, targets).unwrap().verdict {
+            Verdict::Place(decision) => (decision.slot, decision.terms.slot_wait > 0.0),
+            Verdict::Hold => panic!("held"),
+        }
+    };
+    assert!(!placed().1, "19,200 tokens of 16,000: its engine is to refuse it");
+    fleet.targets[1].scraped(EnginePage { total_blocks: Some(2_000), ..usage(0.6) }, fleet.now);
+    assert_eq!(placed(), (1, true), "the larger one holds it once it has room");
+}
