@@ -3,6 +3,8 @@
 import { byId, cells, el, isKnown, number, percent, put, rate, seconds, show as address, shown, span, terms } from "./dom.js";
 
 const LEAST = 40;
+/** Characters of a long name's end. */
+const TAIL = 14;
 let isAll = false, fleet = null, out = new Set();
 
 const state = (replica) => `${replica.on_trial ? "ready, on trial" : replica.state}${isKnown(replica.since) ? ` for ${span(replica.since)}` : ""}`;
@@ -18,12 +20,16 @@ function compare(a, b) {
   return at < 0 ? a.replica.localeCompare(b.replica, undefined, { numeric: true }) : left[at] - right[at];
 }
 
+/** A name whose end is always seen, which is where pods of one deployment differ; its middle gives way. */
+const ending = (name) => (name.length > 2 * TAIL ? [el("span", {}, name.slice(0, -TAIL)), el("span", {}, name.slice(-TAIL))] : [name]);
+
 function row(replica, find) {
   const { recent, signals } = replica;
-  const name = el("button", { type: "button", class: "link name", title: replica.replica, onclick: () => find({ replica: replica.replica }) }, replica.replica);
+  const name = el("button", { type: "button", class: "link name", title: replica.replica, onclick: () => find({ replica: replica.replica }) }, ...ending(replica.replica));
+  const pool = replica.revision === replica.pool ? replica.pool : `${replica.pool} (${replica.revision})`;
   return el("tr", { "data-key": `replica ${replica.pool} ${replica.replica}`, "data-state": replica.state, class: out.has(replica.replica) ? "out" : undefined }, ...cells([
     ["replica", name],
-    ["pool", replica.revision === replica.pool ? replica.pool : `${replica.pool} (${replica.revision})`],
+    ["pool", el("span", { class: "name", title: pool }, ...ending(pool))],
     ["state", out.has(replica.replica) ? `${state(replica)}, stands out` : state(replica)],
     ["why", replica.reason, "why"],
     ["requests", rate(recent.per_second), "figure"], ["share", percent(recent.share), "figure"],
