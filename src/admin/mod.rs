@@ -49,7 +49,7 @@ use crate::drift::service::Feed;
 use crate::identity::KeyStore;
 use crate::listener::{
     self, Acceptor, Boxed, ConnectionLimit, ConnectionLimits, HeadFault, KillSwitch, Port, PortBody, Serving,
-    port_body,
+    UserTimeout, port_body,
 };
 use crate::observe::Observer;
 use crate::rollout::service as rollouts;
@@ -108,11 +108,11 @@ async fn accept(listener: TcpListener, admin: &AdminState, shutdown: Cancellatio
         header_timeout: HEADER_TIMEOUT,
         keep_alive: KEEP_ALIVE,
         tls_handshake_timeout: HEADER_TIMEOUT,
-        user_timeout: WRITE_TIMEOUT,
         is_behind_proxy: false,
     };
     let panics = admin.observer.metrics.families.process.panics.clone();
-    let serving = Serving::new(limits, clock, connections.clone(), shutdown, panics);
+    let serving =
+        Serving::new(limits, UserTimeout::new(WRITE_TIMEOUT), clock, connections.clone(), shutdown, panics);
     listener::accept_loop(acceptor, serving.clone(), Boxed::new(Service(router))).await;
     // Idle connections close at once, busy ones after their response.
     serving.closing.cancel();

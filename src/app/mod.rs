@@ -42,7 +42,7 @@ use crate::gateway::{Gateway, Service};
 use crate::identity;
 use crate::kv_events;
 use crate::listener::tls::{TlsError, TlsSlot, expiry};
-use crate::listener::{self, Acceptor, Boxed, ConnectionLimit, ConnectionLimits, Serving};
+use crate::listener::{self, Acceptor, Boxed, ConnectionLimit, ConnectionLimits, Serving, UserTimeout};
 use crate::observe::{Observer, instance};
 
 /// The running data path: listener, gateway, fleet.
@@ -55,7 +55,7 @@ pub struct App {
     /// Bound address of the data port.
     pub data: SocketAddr,
     /// How connections are served, and what ends them.
-    serving: Serving,
+    pub serving: Serving,
     /// What is cached where, for the next start; `None` where nothing is kept, or a broker keeps it.
     snapshot: Option<Arc<cluster::Snapshot>>,
     /// The state files are ours until the end.
@@ -124,8 +124,9 @@ impl App {
         keeping::start(&gateway, &background, &stopped);
         let panics = gateway.observer.metrics.families.process.panics.clone();
         let limits = ConnectionLimits::new(&config);
-        let serving =
-            Serving { tls, ..Serving::new(limits, clock, tracker.clone(), stopped.clone(), panics) };
+        let timeout = UserTimeout::new(listener::user_timeout(&config));
+        let serving = Serving::new(limits, timeout, clock, tracker.clone(), stopped.clone(), panics);
+        let serving = Serving { tls, ..serving };
         let limit = ConnectionLimit {
             connections: open_files::fitting_connections(&config),
             name: "server.max_connections",
@@ -141,7 +142,7 @@ impl App {
     }
 
     /// Puts another checked configuration in force. Streams go on; replicas that stay configured keep what was
-    /// learned about them. The listen address and the limits of connections stay as they were at start.
+    /// learned about them. The listen address and most limits of connections stay as they were at start.
     ///
     /// # Errors
     /// When its certificates cannot be read: then nothing changes.
@@ -153,6 +154,7 @@ impl App {
             slot.reload(tls)?;
         }
         note_expiry(&self.gateway.observer, &config, self.gateway.clock);
+        self.serving.user_timeout.set(listener::user_timeout(&config));
         let CarriedOver { tokens, salt_key, .. } = self.gateway.table.load().carried_over.clone();
         tokens.configure(config.jwt.as_ref());
         settle_salts(&salt_key, &config);

@@ -50,7 +50,7 @@ use self::panics::catching;
 use self::phase::{Busy, BusyBody, ConnectionPhase, EndGuard, PhaseIo};
 use self::polled_again::PolledAgain;
 pub use self::port::{Boxed, Port, PortBody, port_body};
-pub use self::socket::ClientStream;
+pub use self::socket::{ClientStream, UserTimeout};
 use self::taking::Taking;
 use self::tls::{HandshakeFault, TlsSlot};
 use crate::clock::Clock;
@@ -114,6 +114,8 @@ pub struct Peer {
 pub struct Serving {
     /// Timeouts.
     pub limits: ConnectionLimits,
+    /// Of what was sent to clients. A reload changes it.
+    pub user_timeout: UserTimeout,
     /// Reloadable certificates; `None` is clear text.
     pub tls: Option<Arc<TlsSlot>>,
     /// Clock of the connection phases.
@@ -138,6 +140,7 @@ impl Serving {
     /// Of a port in clear text, before anything ends.
     pub fn new(
         limits: ConnectionLimits,
+        user_timeout: UserTimeout,
         clock: Clock,
         tracker: TaskTracker,
         stopped: CancellationToken,
@@ -145,11 +148,24 @@ impl Serving {
     ) -> Self {
         let [draining, closing, cut_off] = Default::default();
         let has_met_tls = Arc::default();
-        Self { limits, tls: None, clock, tracker, draining, closing, stopped, cut_off, has_met_tls, panics }
+        let tls = None;
+        Self {
+            limits,
+            user_timeout,
+            tls,
+            clock,
+            tracker,
+            draining,
+            closing,
+            stopped,
+            cut_off,
+            has_met_tls,
+            panics,
+        }
     }
 }
 
-/// Timeouts of connections.
+/// Timeouts of connections, as they were at start.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {
     /// A head from its first byte, the first one from accept.
@@ -158,8 +174,6 @@ pub struct ConnectionLimits {
     pub keep_alive: Duration,
     /// A TLS handshake.
     pub tls_handshake_timeout: Duration,
-    /// Longest time without an acknowledgement of what was sent (TCP_USER_TIMEOUT).
-    pub user_timeout: Duration,
     /// Whether peers are proxies of ours alone. What HTTP/2 bounds for a connection would be reached by their clients together, and cut
     /// all of them.
     pub is_behind_proxy: bool,
@@ -169,16 +183,20 @@ impl ConnectionLimits {
     /// What the configuration says of the data port.
     pub fn new(config: &Config) -> Self {
         let server = &config.server;
-        // A client that keeps its window closed is the watchdog's, which counts it: this one comes later.
-        let stall = config.routes.iter().map(|route| route.timeouts.client_stall).max().unwrap_or_default();
         Self {
             header_timeout: server.header_timeout,
             keep_alive: server.keep_alive,
             tls_handshake_timeout: server.tls_handshake_timeout,
-            user_timeout: stall + USER_TIMEOUT_BEYOND_STALL,
             is_behind_proxy: false,
         }
     }
+}
+
+/// What the configuration says of the data port's [`Serving::user_timeout`].
+pub fn user_timeout(config: &Config) -> Duration {
+    // A client that keeps its window closed is the watchdog's, which counts it: this one comes later.
+    let stall = config.routes.iter().map(|route| route.timeouts.client_stall).max().unwrap_or_default();
+    stall + USER_TIMEOUT_BEYOND_STALL
 }
 
 /// In the extensions of a 101 response: what was the connection ends when this is cancelled.
@@ -208,7 +226,7 @@ pub async fn accept_loop<H: Handler>(mut acceptor: Acceptor, serving: Serving, h
             () = serving.stopped.cancelled() => return,
             next = acceptor.next() => next,
         };
-        socket::configure(&socket, serving.limits.user_timeout);
+        socket::configure(&socket, serving.user_timeout.get());
         let address = socket.peer_addr().ok().map(|peer| peer.ip().to_canonical());
         let peer = Peer { address, is_tls: serving.tls.is_some() };
         let accepted = Accepted::new(&serving, &handler, peer, permit);
@@ -291,7 +309,8 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
     let rejecting = handler.clone();
     let explain = Arc::new(move |fault| rejecting.reject(fault));
     let go_on = ContinueSignal::default();
-    let io = TokioIo::new(PhaseIo::new(stream, Arc::clone(&phase), explain, go_on.clone()));
+    let timeout = serving.user_timeout.clone();
+    let io = TokioIo::new(PhaseIo::new(stream, Arc::clone(&phase), explain, go_on.clone(), timeout.clone()));
     let connection_kill = Arc::clone(&kill);
     let (service_phase, continuing) = (Arc::clone(&phase), go_on.clone());
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
@@ -332,7 +351,7 @@ async fn serve_stream<H: Handler, S: ClientStream>(stream: S, accepted: Accepted
             )
         })
     });
-    let streams = StreamExecutor { tracker: serving.tracker.clone(), limits: serving.limits };
+    let streams = StreamExecutor { tracker: serving.tracker.clone(), limits: serving.limits, timeout };
     // Owned: borrowed, the builder would stay as long as the connection does, which needs it for its first bytes only.
     let connection = builder(streams).serve_connection_with_upgrades(io, service).into_owned();
     let connection = pin!(connection);
@@ -461,7 +480,7 @@ async fn interruption(
 
 /// A PING waits behind what the client has not read, and is answered by one that reads: as long as the socket waits for it.
 fn builder(streams: StreamExecutor) -> auto::Builder<StreamExecutor> {
-    let ConnectionLimits { user_timeout, is_behind_proxy, .. } = streams.limits;
+    let (is_behind_proxy, user_timeout) = (streams.limits.is_behind_proxy, streams.timeout.get());
     let mut builder = auto::Builder::new(streams);
     builder
         .http1()
@@ -489,9 +508,10 @@ fn builder(streams: StreamExecutor) -> auto::Builder<StreamExecutor> {
 #[derive(Clone, Debug)]
 struct StreamExecutor {
     tracker: TaskTracker,
-    /// `keep_alive` is for the client to take the rest of a response once hyper has all of it, `user_timeout` while there may be more.
+    /// `keep_alive` is for the client to take the rest of a response once hyper has all of it, `timeout` while there may be more.
     /// (Over HTTP/1.1 the socket has them; here other streams keep the connection busy.)
     limits: ConnectionLimits,
+    timeout: UserTimeout,
 }
 
 impl<F> hyper::rt::Executor<F> for StreamExecutor
@@ -501,12 +521,12 @@ where
     fn execute(&self, stream: F) {
         let (kill, taking) = (KillSwitch::default(), Arc::new(Taking::default()));
         let signals = StreamSignals { kill: Arc::clone(&kill), taking: Some(Arc::clone(&taking)) };
-        let ConnectionLimits { user_timeout, keep_alive, .. } = self.limits;
+        let (timeout, keep_alive) = (self.timeout.clone(), self.limits.keep_alive);
         self.tracker.spawn(SIGNALS.scope(signals, async move {
             // The first to complete ends the task.
             tokio::select! {
                 () = kill.cancelled() => {}
-                () = taking.stalled(user_timeout, keep_alive) => {}
+                () = taking.stalled(&timeout, keep_alive) => {}
                 _ = stream => {}
             }
         }));

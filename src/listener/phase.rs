@@ -24,7 +24,7 @@ use super::first_bytes::{FirstBytes, PREFACE};
 use super::framing::RequestFraming;
 use super::lingering_close::LingeringClose;
 use super::panics::caught;
-use super::socket::{self, ClientStream};
+use super::socket::{self, ClientStream, FollowedTimeout, UserTimeout};
 use super::taking::Taking;
 use super::{ConnectionLimits, Tunnel};
 use crate::clock::{AtomicStamp, Clock, Stamp, stood_still};
@@ -380,6 +380,7 @@ pub(super) struct PhaseIo<S: ClientStream> {
     framing: RequestFraming,
     continues: Continues,
     close: LingeringClose,
+    timeout: FollowedTimeout,
 }
 
 impl<S: ClientStream> Drop for PhaseIo<S> {
@@ -397,6 +398,7 @@ impl<S: ClientStream> PhaseIo<S> {
         phase: Arc<ConnectionPhase>,
         explain: Explain,
         signal: ContinueSignal,
+        timeout: UserTimeout,
     ) -> Self {
         Self {
             stream,
@@ -406,6 +408,7 @@ impl<S: ClientStream> PhaseIo<S> {
             framing: RequestFraming::default(),
             continues: Continues::new(signal),
             close: LingeringClose::default(),
+            timeout: FollowedTimeout::new(timeout),
         }
     }
 }
@@ -480,6 +483,7 @@ impl<S: ClientStream> AsyncWrite for PhaseIo<S> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
+        this.timeout.follow(this.stream.socket());
         if this.phase.http2.is_cancelled() {
             ready!(socket::poll_write_all(Pin::new(&mut this.stream), cx, &mut this.continues.unwritten))?;
             let written = ready!(Pin::new(&mut this.stream).poll_write_vectored(cx, bufs))?;

@@ -2,6 +2,8 @@
 
 use std::io;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -32,6 +34,53 @@ impl ClientStream for Box<dyn ClientStream> {
 impl ClientStream for TlsStream<TcpStream> {
     fn socket(&self) -> &TcpStream {
         self.get_ref().0
+    }
+}
+
+/// Longest time without an acknowledgement of what was sent (TCP_USER_TIMEOUT). May change while connections are open.
+#[derive(Clone, Debug)]
+pub struct UserTimeout(Arc<AtomicU64>);
+
+impl UserTimeout {
+    /// So long, to the millisecond.
+    pub fn new(timeout: Duration) -> Self {
+        let this = Self(Arc::default());
+        this.set(timeout);
+        this
+    }
+
+    /// As last set.
+    pub fn get(&self) -> Duration {
+        Duration::from_millis(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Holds for what is written from now on.
+    pub fn set(&self, timeout: Duration) {
+        self.0.store(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+}
+
+/// The [`UserTimeout`] of one socket.
+#[derive(Debug)]
+pub(super) struct FollowedTimeout {
+    wanted: UserTimeout,
+    applied: Duration,
+}
+
+impl FollowedTimeout {
+    /// Of a socket that was just configured with it.
+    pub(super) fn new(wanted: UserTimeout) -> Self {
+        Self { applied: wanted.get(), wanted }
+    }
+
+    /// Before a write: one that waits keeps the timeout that it began with.
+    #[inline]
+    pub(super) fn follow(&mut self, socket: &TcpStream) {
+        let wanted = self.wanted.get();
+        if wanted != self.applied {
+            let _ = SockRef::from(socket).set_tcp_user_timeout(Some(wanted));
+            self.applied = wanted;
+        }
     }
 }
 

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use super::socket::UserTimeout;
+
 /// How far hyper has taken the body of one HTTP/2 stream. Written by its one task.
 #[derive(Debug, Default)]
 pub(super) struct Taking {
@@ -36,12 +38,12 @@ impl Taking {
     }
 
     /// Waits until the client has taken nothing for too long: for `stall` while there may be more, for `linger` once hyper has all of it.
-    pub(super) async fn stalled(&self, stall: Duration, linger: Duration) {
+    pub(super) async fn stalled(&self, stall: &UserTimeout, linger: Duration) {
         loop {
             let before = self.frames.load(Ordering::Relaxed);
             let waited = self.waits_for_client.load(Ordering::Relaxed);
             // Cancel-safe: waiting alone.
-            if tokio::time::timeout(stall, self.handed.cancelled()).await.is_ok() {
+            if tokio::time::timeout(stall.get(), self.handed.cancelled()).await.is_ok() {
                 return tokio::time::sleep(linger).await;
             }
             let waits = self.waits_for_client.load(Ordering::Relaxed);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokenway::clock::Clock;
 use tokenway::listener::{
     self, Acceptor, ClientStream, ConnectionLimit, ConnectionLimits, Handler, HeadFault, KillSwitch, Peer,
-    Serving,
+    Serving, UserTimeout,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -729,17 +729,26 @@ impl Handler for Buggy {
 }
 
 #[tokio::test]
+async fn a_reload_changes_how_long_connections_wait_for_clients_that_take_nothing() {
+    let mut gateway = Gateway::with(|c| c.routes[0].timeouts.client_stall = Duration::from_secs(2)).await;
+    let waits = |gateway: &Gateway| gateway.app.serving.user_timeout.get();
+    assert_eq!(waits(&gateway), Duration::from_secs(17));
+    gateway.config.routes[0].timeouts.client_stall = Duration::from_secs(60);
+    gateway.app.reload(std::sync::Arc::new(gateway.config.clone())).unwrap();
+    assert_eq!(waits(&gateway), Duration::from_secs(75), "later than the deadline of the request");
+}
+
+#[tokio::test]
 async fn a_panic_is_a_500_on_its_request_and_counted() {
     let gateway = Gateway::start().await;
     let socket = listener::bind(([127, 0, 0, 1], 0).into()).unwrap();
     let addr = socket.local_addr().unwrap();
     let (clock, metrics) = (Clock::start(), &gateway.app.gateway.observer.metrics);
-    let limits = ConnectionLimits {
-        user_timeout: Duration::from_millis(300),
-        ..ConnectionLimits::new(&gateway.config)
-    };
+    let limits = ConnectionLimits::new(&gateway.config);
     let panics = metrics.families.process.panics.clone();
-    let serving = Serving::new(limits, clock, TaskTracker::new(), CancellationToken::new(), panics);
+    let timeout = UserTimeout::new(Duration::from_secs(3600));
+    let (connections, stopped) = (TaskTracker::new(), CancellationToken::new());
+    let serving = Serving::new(limits, timeout.clone(), clock, connections.clone(), stopped, panics);
     let limit = ConnectionLimit { connections: 10, name: "the test", waiting: None, closes_idle: false };
     let acceptor = Acceptor::new(socket, limit, clock);
     serving.tracker.clone().spawn(listener::accept_loop(acceptor, serving, Buggy));
@@ -759,7 +768,15 @@ async fn a_panic_is_a_500_on_its_request_and_counted() {
     }
     assert_eq!(gateway.sum("tokenway_panics_total", &[]), 5.0);
 
-    // A body that no deadline of a request watches, and a client that opens its window once.
+    let open = connections.len();
+    let mut unread = Client::connect(addr).await;
+    unread.send_raw("GET /well HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    assert_eq!((unread.reply().await.status(), connections.len()), (200, open + 1));
+
+    // A body that no deadline of a request watches, and clients that open their window once. The timeout changes under both.
+    timeout.set(Duration::from_millis(300));
+    unread.send_raw("GET /endless HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    until("what is not read is let go", || connections.len() == open).await;
     client.send(&headers(7, "GET", "/endless", &[], true)).await;
     client.until(DATA, 7).await;
     client.until(RST_STREAM, 7).await;

@@ -4,7 +4,6 @@ const LIMITS: ConnectionLimits = ConnectionLimits {
     header_timeout: Duration::from_secs(10),
     keep_alive: Duration::from_secs(75),
     tls_handshake_timeout: Duration::from_secs(10),
-    user_timeout: Duration::from_secs(10),
     is_behind_proxy: false,
 };
 

@@ -32,7 +32,7 @@ use tower::Service;
 use crate::clock::Clock;
 use crate::listener::{
     self, Acceptor, Boxed, ConnectionLimit, ConnectionLimits, HeadFault, KillSwitch, Port, PortBody, Serving,
-    port_body,
+    UserTimeout, port_body,
 };
 use crate::observe::otlp::PROTOBUF;
 
@@ -58,12 +58,11 @@ pub(super) async fn serve(
         header_timeout: IDLE_LIMIT,
         keep_alive: IDLE_LIMIT,
         tls_handshake_timeout: IDLE_LIMIT,
-        user_timeout: IDLE_LIMIT,
         is_behind_proxy: false,
     };
     let [draining, closing, cut_off] = [stop.clone(), stop.clone(), stop.clone()];
-    let serving =
-        Serving { draining, closing, cut_off, ..Serving::new(limits, clock, tracker, stop, panics) };
+    let serving = Serving::new(limits, UserTimeout::new(IDLE_LIMIT), clock, tracker, stop, panics);
+    let serving = Serving { draining, closing, cut_off, ..serving };
     listener::accept_loop(Acceptor::new(socket, limit, clock), serving, Boxed::new(Receiver(sink))).await;
 }
 
