@@ -38,6 +38,8 @@ pub struct TenantLimiter {
 
 #[derive(Debug, Default)]
 struct TenantUse {
+    /// In force, as of the last request.
+    limits: TenantLimits,
     requests: TokenBucket,
     tokens: TokenBucket,
     inflight: u32,
@@ -103,9 +105,8 @@ pub struct Admission {
 #[derive(Debug)]
 pub struct TenantPermit {
     state: Arc<Mutex<TenantUse>>,
-    limits: TenantLimits,
-    /// Tokens charged so far.
-    charged: u64,
+    /// Tokens charged so far; `None` where no limit counted them.
+    charged: Option<u64>,
     reserved: Reserved,
     /// Since when, by the clock and by the calendar.
     began: (Stamp, SystemTime),
@@ -143,8 +144,8 @@ impl TenantLimiter {
         let limits = used.left(tenant, demand, now);
         drop(used);
         let permit = admitted.map(|reserved| {
-            let (charged, began) = (demand.tokens.0, (now, demand.wall));
-            Some(TenantPermit { state, limits: tenant.limits, charged, reserved, began, has_place: true })
+            let charged = tenant.limits.tokens_per_minute.map(|_| demand.tokens.0);
+            Some(TenantPermit { state, charged, reserved, began: (now, demand.wall), has_place: true })
         });
         Admission { permit, limits }
     }
@@ -250,8 +251,9 @@ impl TenantPermit {
         let engine_ms = used.whole_ms(Duration::ZERO, engine);
         let amounts = Amounts { engine_ms: u64::try_from(engine_ms).unwrap_or(0), ..amounts_of(record) };
         let tokens = amounts.of(Kind::Tokens);
-        if let Some(per_minute) = self.limits.tokens_per_minute {
-            let (more, less) = (tokens.saturating_sub(self.charged), self.charged.saturating_sub(tokens));
+        // Those of its admission would make the bucket of a tenant whose limit was lowered since as large as it was.
+        if let Some((per_minute, charged)) = used.limits.tokens_per_minute.zip(self.charged) {
+            let (more, less) = (tokens.saturating_sub(charged), charged.saturating_sub(tokens));
             used.tokens.charge(more as f64, &Refill::per_minute(per_minute), record.at.end);
             used.tokens.give_back(less as f64);
         }
@@ -335,6 +337,7 @@ impl TenantUse {
         now: Stamp,
     ) -> Result<Reserved, Failure> {
         let Tenant { limits, name, .. } = tenant;
+        self.limits = *limits;
         let mut refusals = Vec::from_iter(self.check(tenant, demand, now).err());
         let (mut reserved, wanted) = (Reserved::new(), demand.wanted());
         for (key, budgets) in budgets(tenant, demand) {
@@ -526,6 +529,28 @@ mod tests {
         assert_eq!(admit(&limiter, &tenant, 1, at(1005)).unwrap_err().1, Some(541));
         used(wrong, Outcome::Ok, 599, 0);
         drop(admit(&limiter, &tenant, 1, at(1006)).unwrap());
+    }
+
+    #[test]
+    fn requests_from_before_a_reload_make_a_smaller_bucket_no_larger() {
+        let limiter = TenantLimiter::default();
+        let [none, large, small] =
+            [None, Some(100_000), Some(1000)].map(|limit| tenant(Some(99), limit, None));
+        let ends = |permit: TenantPermit, input| {
+            let mut record = record(Outcome::Ok, input, 0);
+            record.at.routed = Some(at(0));
+            permit.settle(&record, Duration::ZERO);
+        };
+        let uncounted = admit(&limiter, &none, 5000, at(0)).unwrap();
+        let streams: Vec<_> = (0..5).map(|_| admit(&limiter, &large, 10, at(0)).unwrap()).collect();
+        let _last = admit(&limiter, &small, 900, at(0)).unwrap();
+        for stream in streams {
+            assert_eq!(admit(&limiter, &small, 900, at(0)).unwrap_err().0, "tokens_per_minute");
+            ends(stream, 10);
+        }
+        ends(uncounted, 10);
+        assert!(admit(&limiter, &small, 100, at(0)).is_err(), "nothing comes back that was not charged");
+        assert!(admit(&limiter, &small, 99, at(0)).is_ok());
     }
 
     #[test]
