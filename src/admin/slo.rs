@@ -173,7 +173,7 @@ fn route(
         route: figures.route.to_string(),
         sentence: verdict.sentence.clone(),
         since: is_bad.then(|| bad_for(admin, &route.name, figures.missing_for, now)).flatten(),
-        standing_out: verdict.outliers.iter().map(outlier).collect(),
+        standing_out: standing_out(verdict).map(outlier).collect(),
         status: verdict.status.as_str().to_owned(),
         tpot: quantiles(&tpot),
         ttft: quantiles(&of_window.ttft),
@@ -208,7 +208,7 @@ fn named<'a>(counts: impl Iterator<Item = (&'a str, u32)>) -> BTreeMap<String, u
 
 fn cause(verdict: &Verdict, slot: &Slot) -> Option<MissCause> {
     let cause = verdict.cause.as_ref()?;
-    let replicas = verdict.outliers.iter().filter(|outlier| outlier.dimension == Dimension::Replica);
+    let replicas = standing_out(verdict).filter(|outlier| outlier.dimension == Dimension::Replica);
     Some(MissCause {
         by_scrape: cause.is_by_scrape,
         misses: cause.misses,
@@ -217,6 +217,10 @@ fn cause(verdict: &Verdict, slot: &Slot) -> Option<MissCause> {
         share: f64::from(cause.misses) / f64::from(slot.all_missed().max(1)),
         stage: cause.place().to_owned(),
     })
+}
+
+fn standing_out(verdict: &Verdict) -> impl Iterator<Item = &Outlier> {
+    verdict.outliers.iter().filter(|outlier| outlier.stands_out)
 }
 
 fn outlier(outlier: &Outlier) -> StandingOut {

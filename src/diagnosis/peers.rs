@@ -4,6 +4,7 @@
 //! those of its pool and revision ([`super::others`]), a tenant and a class with their own share before the last minute.
 //! Whoever does not differ is not named: then the cause is shared.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,6 +87,14 @@ pub(crate) struct Outlier {
     pub(crate) dimension: Dimension,
     pub(crate) name: Arc<str>,
     pub(crate) evidence: String,
+    /// Whether it is unlike the others: several that are out for one reason are not.
+    pub(crate) stands_out: bool,
+}
+
+impl Outlier {
+    fn new(dimension: Dimension, name: Arc<str>, evidence: String) -> Self {
+        Self { dimension, name, evidence, stands_out: true }
+    }
 }
 
 /// Outliers, the replicas first.
@@ -94,19 +103,24 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
         let (own, rest) = failures_beside(status, &figures.replicas, slot);
         own.bad >= f64::from(FEW) && is_shared(own, rest)
     };
+    let is_any_ready = figures.replicas.iter().any(|status| status.state == ReplicaState::Ready);
     // Where all fail, one is the first to be ejected.
-    let is_named = |status: &&ReplicaStatus| status.state != ReplicaState::Ejected || !is_by_chance(status);
-    let named = figures.replicas.iter().filter(is_named);
-    let mut found: Vec<Outlier> = named.filter_map(|status| not_ready(status, figures.uptime)).collect();
+    let is_named = |status: &&ReplicaStatus| {
+        status.state != ReplicaState::Ejected || !is_any_ready || !is_by_chance(status)
+    };
+    let mut out: Vec<_> =
+        figures.replicas.iter().filter(is_named).filter(|status| is_out(status, figures.uptime)).collect();
+    let mut found = by_reason(&mut out, is_any_ready);
     let hangs = |status| silent(status, figures).or_else(|| stuck(status, figures));
     found.extend(figures.replicas.iter().filter_map(hangs));
     // They stand out where there is another to compare with.
     for far in cause.filter(|cause| cause.ways.near > 0).map_or(&[][..], |cause| &cause.ways.far) {
-        let (dimension, name) = (Dimension::Replica, Arc::clone(&far.replica));
-        add(&mut found, Some(Outlier { dimension, name, evidence: far.evidence() }));
+        let name = Arc::clone(&far.replica);
+        add(&mut found, Some(Outlier::new(Dimension::Replica, name, far.evidence())));
     }
     let of_engines = cause.filter(|cause| is_of_one_engine(cause, &figures.replicas));
-    add(&mut found, replica_apart(slot, &figures.replicas, of_engines));
+    let apart = replica_apart(slot, &figures.replicas, of_engines);
+    add(&mut found, apart.filter(|apart| !out.iter().any(|status| status.replica == apart.name)));
     for status in &figures.replicas {
         let failing = demoted(status, &figures.replicas, slot).or_else(|| back(status));
         add(&mut found, failing.filter(|_| !is_by_chance(status)));
@@ -119,7 +133,7 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
         if is_load {
             for dimension in [Dimension::Tenant, Dimension::Class] {
                 let grown = grown(&figures.minute.slot, (&figures.before.0, figures.before.1), dimension);
-                add(&mut found, grown.map(|(name, evidence)| Outlier { dimension, name, evidence }));
+                add(&mut found, grown.map(|(name, evidence)| Outlier::new(dimension, name, evidence)));
             }
         }
     }
@@ -178,10 +192,33 @@ fn add(found: &mut Vec<Outlier>, more: Option<Outlier>) {
 }
 
 fn replica(status: &ReplicaStatus, evidence: String) -> Outlier {
-    Outlier { dimension: Dimension::Replica, name: Arc::clone(&status.replica), evidence }
+    Outlier::new(Dimension::Replica, Arc::clone(&status.replica), evidence)
 }
 
-fn not_ready(status: &ReplicaStatus, uptime: Duration) -> Option<Outlier> {
+/// Each that is out where those are few; else the first of those that are out for one reason, most of them first.
+fn by_reason(out: &mut [&ReplicaStatus], is_any_ready: bool) -> Vec<Outlier> {
+    let why = |status: &ReplicaStatus| (status.state as usize, Arc::clone(&status.reason));
+    out.sort_by_key(|status| why(status));
+    let are_few = is_any_ready && out.len() <= NAMED;
+    let mut groups: Vec<_> = out.chunk_by(|a, b| !are_few && why(a) == why(b)).collect();
+    if groups.len() > MAX_OUTLIERS {
+        groups = out.chunk_by(|a, b| a.state == b.state).collect();
+    }
+    groups.sort_by_key(|group| Reverse(group.len()));
+    let of = |group: &&[&ReplicaStatus]| {
+        let (first, others) = group.split_first()?;
+        let more = match others.len() {
+            0 => String::new(),
+            1 => " (1 other is too)".to_owned(),
+            n => format!(" ({n} others are too)"),
+        };
+        let found = replica(first, format!("is {}: {}{more}", first.state.as_str(), first.reason));
+        Some(Outlier { stands_out: is_any_ready && others.is_empty(), ..found })
+    };
+    groups.iter().filter_map(of).collect()
+}
+
+fn is_out(status: &ReplicaStatus, uptime: Duration) -> bool {
     let state = status.state;
     let is_out = !matches!(state, ReplicaState::Ready | ReplicaState::NotServing | ReplicaState::Draining);
     // One that joins is no fault; one that does not get through its start, or was there before, is.
@@ -189,7 +226,7 @@ fn not_ready(status: &ReplicaStatus, uptime: Duration) -> Option<Outlier> {
     let was_there_at_start = status.life.since + FOUND_WITHIN >= uptime;
     let joins_within = if was_there_at_start { FOUND_WITHIN } else { JOINS_WITHIN };
     let is_newcomer = state.is_coming() && !was_ready && status.life.since < joins_within;
-    (is_out && !is_newcomer).then(|| replica(status, format!("is {}: {}", state.as_str(), status.reason)))
+    is_out && !is_newcomer
 }
 
 /// How often it has come into a state since it was found.
@@ -300,7 +337,7 @@ fn compare(
     let named = slot.parts_of(dimension).filter(|(name, _)| ***name != *OTHER);
     let found = named.filter_map(|(name, part)| {
         let (strength, evidence) = differs(name, part)?;
-        Some((strength, Outlier { dimension, name: Arc::clone(name), evidence }))
+        Some((strength, Outlier::new(dimension, Arc::clone(name), evidence)))
     });
     found.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, outlier)| outlier)
 }
@@ -456,6 +493,8 @@ const JOINS_WITHIN: Duration = Duration::from_secs(600);
 /// The same where the gateway has just started: it finds a fleet that serves, and whoever does not is no newcomer.
 const FOUND_WITHIN: Duration = Duration::from_secs(20);
 const MAX_OUTLIERS: usize = 6;
+/// Replicas that are out, of which each is named.
+const NAMED: usize = 2;
 /// Waits for a thread between a request's last byte and its first token: to send it, and to read the answer.
 const WAKES: f64 = 2.0;
 /// A wait that is no long prompt beside others'.

@@ -180,6 +180,9 @@ fn who(
 ) -> Vec<String> {
     let named = outliers.iter().map(|outlier| match outlier.dimension {
         Dimension::Class => format!("{} {}", outlier.name, outlier.evidence),
+        _ if !outlier.stands_out => {
+            format!("{} {} {}", outlier.dimension.as_str(), outlier.name, outlier.evidence)
+        }
         Dimension::Replica => format!("replica {} stands out: {}", outlier.name, outlier.evidence),
         Dimension::Revision => format!("revision {} stands out: {}", outlier.name, outlier.evidence),
         Dimension::Tenant => format!("tenant {} {}", outlier.name, outlier.evidence),

@@ -821,7 +821,32 @@ fn decoding_that_is_slow_on_one_replica_is_told_by_its_tokens() {
 fn a_route_without_a_ready_replica_is_bad_whatever_its_figures() {
     let figures = figures(WindowFigures::default(), vec![ejected("r1", "connect_refused")]);
     assert_eq!(judge(&figures).status, Status::Bad);
-    names(&figures, "chat: no replica is ready | replica r1 stands out: is ejected: connect_refused");
+    names(&figures, "chat: no replica is ready | replica r1 is ejected: connect_refused");
+}
+
+#[test]
+fn replicas_that_are_out_for_one_reason_do_not_stand_out() {
+    let late = "probe not answered in time, and nothing moves";
+    let out = |n: usize, why: fn(usize) -> String| {
+        (0..n).map(move |nth| ejected(&format!("node-{nth:03}"), &why(nth))).collect::<Vec<_>>()
+    };
+    let dead = |n| out(n, |_| "probe not answered in time, and nothing moves".to_owned());
+    let sentence = |replicas| judge(&figures(WindowFigures::default(), replicas)).sentence;
+    let all = format!("chat: no replica is ready; replica node-000 is ejected: {late} (59 others are too)");
+    assert_eq!(sentence(dead(60)), all);
+    let own = sentence(out(60, |nth| format!("node-{nth} broke off")));
+    assert!(own.ends_with("replica node-000 is ejected: node-0 broke off (59 others are too)"), "{own}");
+    let two = out(5, |nth| ["refused", "reset"][usize::from(nth > 3)].to_owned());
+    let reasons =
+        "replica node-000 is ejected: refused (3 others are too); replica node-004 is ejected: reset";
+    assert_eq!(sentence(two), format!("chat: no replica is ready; {reasons}"));
+
+    let among = |n| dead(n).into_iter().chain(queues([0.0; 41])).collect();
+    let part = figures(WindowFigures::default(), among(23));
+    names_only(&part, &format!("replica node-000 is ejected: {late} (22 others are too)"), "stands out");
+    assert!(judge(&part).outliers.iter().all(|outlier| !outlier.stands_out));
+    let few = figures(WindowFigures::default(), among(2));
+    names(&few, "replica node-000 stands out: is ejected | replica node-001 stands out: is ejected");
 }
 
 #[test]
