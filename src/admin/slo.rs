@@ -130,8 +130,14 @@ fn figures(
     for (_, slot) in history.slots(Step::Minute, SLOTS - 1, now) {
         figures.hour.merge(&slot);
     }
-    let names: Vec<_> = config.pools_of(route).map(|pool| &pool.name).collect();
-    figures.replicas = fleet.iter().filter(|status| names.contains(&&status.pool)).cloned().collect();
+    let pools: Vec<_> = config.pools_of(route).collect();
+    let is_its = |name: &Arc<str>| pools.iter().any(|pool| pool.name == *name);
+    figures.replicas = fleet.iter().filter(|status| is_its(&status.pool)).cloned().collect();
+    if figures.replicas.is_empty() && pools.iter().any(|pool| pool.scale.min_replicas > 0) {
+        let sources = admin.control.sources().into_iter().filter(|source| is_its(&source.pool));
+        let failing = sources.filter_map(|source| Some(format!("{}: {}", source.source, source.failing?.1)));
+        figures.absent = Some(failing.collect::<Vec<_>>().join("; "));
+    }
     figures
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct RouteFigures {
     pub(crate) uptime: Duration,
     /// Replicas of its pools as they are now.
     pub(crate) replicas: Vec<ReplicaStatus>,
+    /// It is to have replicas and none is known; why, where a source of them fails.
+    pub(crate) absent: Option<String>,
     /// Requests that wait for what is past its bound, and how long the oldest has waited.
     pub(crate) overdue: (usize, Duration),
     /// How long ago the oldest request came that has missed a bound and has not ended, whether it waits for that or not.

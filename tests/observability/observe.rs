@@ -797,6 +797,21 @@ async fn a_stream_of_events_ends_with_the_token_that_it_was_opened_with() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_route_whose_discovery_finds_nothing_is_bad_unless_it_is_scaled_to_zero() {
+    for (least, verdict) in [
+        (1, ("bad", "chat: no replica is known: dns: timed out")),
+        (0, ("unknown", "too few requests to judge")),
+    ] {
+        let mut config = config();
+        config.pools[0].name = "main".into();
+        config.pools[0].scale.min_replicas = least;
+        let (address, ..) = admin_of(config, None).await;
+        let slo = json(address, "/api/v1/slo").await;
+        assert_eq!((slo["status"].as_str().unwrap(), slo["sentence"].as_str().unwrap()), verdict);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_browser_gets_the_page_without_the_token_and_nothing_else() {
     let (address, ..) = admin(Some("s3cret")).await;
     for path in ["/", "/page.js", "/page.css", "/page/chart.js", "/favicon.svg"] {

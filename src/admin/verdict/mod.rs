@@ -82,9 +82,14 @@ pub(super) fn burn(slot: &Slot) -> Option<f64> {
     missed_share(slot).map(|share| share / ALLOWED_SHARE)
 }
 
-fn status(figures: &RouteFigures) -> Status {
+/// Whether no replica is there for its requests; one that is scaled to zero lacks none.
+fn is_down(figures: &RouteFigures) -> bool {
     let is_ready = |status: &ReplicaStatus| status.state == ReplicaState::Ready;
-    if !figures.replicas.is_empty() && !figures.replicas.iter().any(is_ready) {
+    figures.absent.is_some() || !figures.replicas.is_empty() && !figures.replicas.iter().any(is_ready)
+}
+
+fn status(figures: &RouteFigures) -> Status {
+    if is_down(figures) {
         return Status::Bad;
     }
     let (minute, five) = (&figures.minute.slot, &figures.five.slot);

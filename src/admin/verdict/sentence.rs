@@ -23,7 +23,11 @@ pub(super) fn of_route(
     let is_ready = figures.replicas.iter().any(|status| status.state == ReplicaState::Ready);
     let mut parts = Vec::new();
     match (status, cause) {
-        (Status::Bad, _) if !is_ready => parts.push("no replica is ready".to_owned()),
+        (Status::Bad, _) if !is_ready => parts.push(match &figures.absent {
+            None => "no replica is ready".to_owned(),
+            Some(why) if why.is_empty() => "no replica is known".to_owned(),
+            Some(why) => format!("no replica is known: {why}"),
+        }),
         (Status::Bad, Some(cause)) => {
             parts.push(headline(window, cause));
             parts.push(evident(slot, cause).unwrap_or_else(|| blame(slot, cause)));

@@ -850,6 +850,20 @@ fn replicas_that_are_out_for_one_reason_do_not_stand_out() {
 }
 
 #[test]
+fn a_route_that_knows_no_replica_is_bad_unless_it_may_have_none() {
+    let mut figures = figures(WindowFigures::default(), Vec::new());
+    assert_eq!(judge(&figures).status, Status::Unknown, "it is scaled to zero");
+    for (why, sentence) in [
+        ("", "chat: no replica is known"),
+        ("dns: no such name", "chat: no replica is known: dns: no such name"),
+    ] {
+        figures.absent = Some(why.to_owned());
+        let verdict = judge(&figures);
+        assert_eq!((verdict.status, &*verdict.sentence), (Status::Bad, sentence));
+    }
+}
+
+#[test]
 fn too_little_is_unknown_and_what_is_over_is_over() {
     let quiet = figures(WindowFigures::default(), vec![ready("r1", 0.0)]);
     assert_eq!(judge(&quiet).status, Status::Unknown);

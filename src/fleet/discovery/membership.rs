@@ -280,7 +280,8 @@ impl Membership {
         let mut roster = self.roster.lock();
         if roster.failed(kind, error, self.deps.clock.now()) {
             let (pool, source, kept) = (&*self.pool.name, kind.as_str(), roster.targets(kind).len());
-            tracing::warn!(pool, source, error, kept, "cannot discover replicas: the last known ones stay");
+            let then = if kept > 0 { "the last known ones stay" } else { "none is known yet" };
+            tracing::warn!(pool, source, error, kept, "cannot discover replicas: {then}");
         }
         self.note_trouble(&roster);
     }
