@@ -175,7 +175,7 @@ fn route(
         },
         itl: quantiles(&of_window.itl),
         missed: named(Missed::LABELS.iter().copied().zip(slot.missed)),
-        missed_in: named(slot.missed_in.iter().map(|(stage, missed)| (stage.as_str(), *missed))),
+        missed_in: verdict::missed_in(slot, verdict.cause.as_ref()),
         route: figures.route.to_string(),
         sentence: verdict.sentence.clone(),
         since: is_bad.then(|| bad_for(admin, &route.name, figures.missing_for, now)).flatten(),

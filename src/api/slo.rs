@@ -42,7 +42,7 @@ answers! {
         itl: Quantiles,
         /// By reason; none is 0.
         missed: BTreeMap<String, u32>,
-        /// By stage that is blamed; none is 0.
+        /// By stage that is blamed, or as `cause` has it; none is 0.
         missed_in: BTreeMap<String, u32>,
         route: String,
         sentence: String,

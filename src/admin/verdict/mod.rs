@@ -6,6 +6,7 @@
 
 mod sentence;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::diagnosis::engines::Ways;
@@ -131,8 +132,22 @@ fn cause(slot: &Slot, figures: &RouteFigures) -> Option<Cause> {
     let is_by_scrape =
         stage == Stage::Prefill && engines::waiting(replicas) >= QUEUED * replicas.len() as f64;
     let ways = if reason == "ttft" { engines::ways(slot, stage, replicas) } else { Ways::default() };
-    let stage = if is_by_scrape { Stage::EngineQueue } else { stage };
+    let (stage, misses) = match is_by_scrape {
+        true => (Stage::EngineQueue, misses + slot.missed_in[Stage::EngineQueue]),
+        false => (stage, misses),
+    };
     Some(Cause { stage, misses, reason, is_by_scrape, ways })
+}
+
+/// Misses by stage, those of the cause where it places them.
+pub(super) fn missed_in(slot: &Slot, cause: Option<&Cause>) -> BTreeMap<String, u32> {
+    let is_of = |cause: &&Cause, stage| stage == cause.stage || cause.is_by_scrape && stage == Stage::Prefill;
+    let mut all = BTreeMap::new();
+    for (stage, missed) in slot.missed_in.iter().filter(|(_, missed)| **missed > 0) {
+        let place = cause.filter(|cause| is_of(cause, stage)).map_or(stage.as_str(), Cause::place);
+        *all.entry(place.to_owned()).or_default() += missed;
+    }
+    all
 }
 
 fn largest<T>(counts: impl DoubleEndedIterator<Item = (T, u32)>) -> Option<(T, u32)> {

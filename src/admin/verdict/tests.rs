@@ -864,6 +864,25 @@ fn a_route_that_knows_no_replica_is_bad_unless_it_may_have_none() {
 }
 
 #[test]
+fn misses_are_counted_where_the_sentence_places_them() {
+    let prefill = (Stage::Prefill, 9.0, 1.0);
+    let all = [did("r1", 10, 2, prefill), did("r2", 2, 10, prefill)];
+    let mut queued = figures(slot(TTFT, &all), queues([1.0, 26.0]));
+    let minute = &mut queued.minute.slot;
+    (minute.missed[TTFT], minute.missed_in[Stage::EngineQueue], minute.missed_in[Stage::Admit]) = (20, 3, 5);
+    names(&queued, "15 of 20 misses in engine_queue (by the engines' own count)");
+    let slow = |seconds| (Stage::EngineQueue, seconds, 0.3);
+    let one = [did("r1", 2, 20, slow(2.3)), did("r2", 30, 0, slow(0.3))];
+    let far = figures(slot(TTFT, &one), vec![way("r1", 2.1, 0.02), way("r2", 0.3, 0.25)]);
+    names(&far, "20 of 20 misses in network");
+    let shown = |figures: &RouteFigures| {
+        missed_in(&figures.minute.slot, judge(figures).cause.as_ref()).into_iter().collect::<Vec<_>>()
+    };
+    assert_eq!(shown(&queued), [("admit".to_owned(), 5), ("engine_queue".to_owned(), 15)]);
+    assert_eq!(shown(&far), [("network".to_owned(), 20)]);
+}
+
+#[test]
 fn too_little_is_unknown_and_what_is_over_is_over() {
     let quiet = figures(WindowFigures::default(), vec![ready("r1", 0.0)]);
     assert_eq!(judge(&quiet).status, Status::Unknown);
