@@ -32,15 +32,15 @@ pub(super) fn summary(admin: &AdminState) -> Slo {
     let (now, fleet) = (clock.now(), admin.control.replicas());
     let metrics = &admin.observer.metrics;
     let (mut overdue, lateness) = (metrics.overdue.by_route(now), metrics.lag.of_minute(now));
-    let figures: Vec<RouteFigures> = config
-        .routes
-        .iter()
-        .map(|route| {
-            let late = overdue.remove(&route.name).unwrap_or_default();
-            RouteFigures { lateness, ..figures(admin, &config, route, &fleet, &late, now) }
-        })
-        .collect();
-    let verdicts: Vec<Verdict> = figures.iter().map(verdict::judge).collect();
+    let judged = config.routes.iter().map(|route| {
+        let late = overdue.remove(&route.name).unwrap_or_default();
+        let figures = RouteFigures { lateness, ..figures(admin, &config, route, &fleet, &late, now) };
+        let verdict = verdict::judge(&figures);
+        ((route, figures), verdict)
+    });
+    let mut judged: Vec<_> = judged.collect();
+    judged.sort_by(|((_, one), own), ((_, other), its)| verdict::worst_first((one, own), (other, its)));
+    let (figures, verdicts): (Vec<_>, Vec<_>) = judged.into_iter().unzip();
     let (status, sentence) = verdict::overall(&verdicts, lateness);
     Slo {
         page: assets::fingerprint(),
@@ -48,8 +48,7 @@ pub(super) fn summary(admin: &AdminState) -> Slo {
         routes: figures
             .iter()
             .zip(&verdicts)
-            .zip(&config.routes)
-            .map(|((figures, verdict), of)| route(figures, verdict, (admin, &config, of), now))
+            .map(|((of, figures), verdict)| route(figures, verdict, (admin, &config, of), now))
             .collect(),
         sentence,
         status: status.as_str().to_owned(),

@@ -8,6 +8,7 @@ answers! {
         /// Fingerprint of the page's files.
         page: String,
         replicas: ReplicaCounts,
+        /// The worst first.
         routes: Vec<RouteVerdict>,
         /// For people.
         sentence: String,

@@ -4,7 +4,6 @@ import { fit, heat, lines, stacked } from "./chart.js";
 import { byId, cells, clock, el, isKnown, number, percent, put, rate, seconds, shown, span, terms, words } from "./dom.js";
 
 const STAGES = ["read", "admit", "route", "connect", "engine_queue", "prefill", "kv_transfer", "decode", "engine_other", "relay"];
-const RANK = { bad: 0, unknown: 1, ok: 2, idle: 3 };
 /** Seconds under which a stage is no line; share of misses from which a figure is red, as the verdict is. */
 const SHOWN_FROM = 0.001, BUDGET = 0.01;
 
@@ -12,15 +11,7 @@ export const WORDS = { ok: "✓ within SLO", bad: "✕ missed", unknown: "? litt
 
 const errors = (route) => (route.missed.error ?? 0) + (route.missed.refused ?? 0);
 
-/** Worst first: by verdict, then by burn, then by traffic; last those without any. */
-export function ranked(slo) {
-  const burn = (route) => route.burn["5m"] ?? 0;
-  const rank = (route) => RANK[route.status === "unknown" && route.goodput.requests === 0 ? "idle" : route.status];
-  return [...slo.routes].sort((a, b) => rank(a) - rank(b) || (a.status === "bad" && burn(b) - burn(a))
-    || b.goodput.requests - a.goodput.requests || a.route.localeCompare(b.route));
-}
-
-export const opened = (slo) => slo.routes.find((route) => route.route === shown("route")) ?? ranked(slo)[0];
+export const opened = (slo) => slo.routes.find((route) => route.route === shown("route")) ?? slo.routes[0];
 
 const over = (value, bound) => (isKnown(value) && isKnown(bound) && value > bound ? "over" : undefined);
 
@@ -107,7 +98,7 @@ let drawnOf;
 /** Draws the table with each verdict, the charts with each history. */
 export function show(slo, history, { choose, find }) {
   const open = opened(slo);
-  put(byId("route-rows"), ...ranked(slo).map((route) => row(route, route === open, choose)));
+  put(byId("route-rows"), ...slo.routes.map((route) => row(route, route === open, choose)));
   byId("routes-title").textContent = slo.routes.length > 1 ? `Routes (${slo.routes.length})` : "Route";
   const known = history?.routes.find((of) => of.route === open?.route);
   if (drawnOf !== history) {

@@ -6,6 +6,7 @@
 
 mod sentence;
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -89,6 +90,25 @@ fn is_down(figures: &RouteFigures) -> bool {
     figures.absent.is_some() || !figures.replicas.is_empty() && !figures.replicas.iter().any(is_ready)
 }
 
+/// Worst first: without a replica, then by burn, then by traffic; last those without any.
+pub(super) fn worst_first(one: (&RouteFigures, &Verdict), other: (&RouteFigures, &Verdict)) -> Ordering {
+    let requests = |figures: &RouteFigures| window(figures).0.slot.requests;
+    let rank = |(figures, verdict): (&RouteFigures, &Verdict)| match verdict.status {
+        Status::Bad => 0,
+        Status::Unknown if requests(figures) == 0 => 3,
+        Status::Unknown => 1,
+        Status::Ok => 2,
+    };
+    let urgency = |(figures, verdict): (&RouteFigures, &Verdict)| match verdict.status {
+        Status::Bad if is_down(figures) => f64::INFINITY,
+        Status::Bad => burn(&figures.five.slot).unwrap_or_default(),
+        Status::Unknown | Status::Ok => 0.0,
+    };
+    let by_urgency = rank(one).cmp(&rank(other)).then(urgency(other).total_cmp(&urgency(one)));
+    let by_traffic = requests(other.0).cmp(&requests(one.0));
+    by_urgency.then(by_traffic).then_with(|| one.1.route.cmp(&other.1.route))
+}
+
 fn status(figures: &RouteFigures) -> Status {
     if is_down(figures) {
         return Status::Bad;
@@ -155,7 +175,7 @@ fn largest<T>(counts: impl DoubleEndedIterator<Item = (T, u32)>) -> Option<(T, u
     counts.rev().max_by_key(|(_, count)| *count).filter(|(_, count)| *count > 0)
 }
 
-/// One sentence over all routes of a gateway that runs as late as this.
+/// One sentence over all routes, the worst first, of a gateway that runs as late as this.
 pub(super) fn overall(verdicts: &[Verdict], lateness: Lateness) -> (Status, String) {
     let of = |status| verdicts.iter().filter(move |verdict| verdict.status == status);
     let bad: Vec<_> = of(Status::Bad).collect();

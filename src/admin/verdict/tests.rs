@@ -883,6 +883,33 @@ fn misses_are_counted_where_the_sentence_places_them() {
 }
 
 #[test]
+fn the_sentence_is_about_the_route_that_is_listed_first() {
+    let prefill = (Stage::Prefill, 6.0, 0.4);
+    let of = |name: &str, good, missed, replica: ReplicaStatus| {
+        let window = slot(TTFT, &[did("r1", good, missed, prefill)]);
+        let figures = RouteFigures { route: name.into(), ..figures(window, vec![replica]) };
+        let verdict = judge(&figures);
+        (figures, verdict)
+    };
+    let up = || ready("r1", 0.0);
+    let mut all = [
+        of("idle", 0, 0, up()),
+        of("good", 50, 0, up()),
+        of("rare", 1, 0, up()),
+        of("few", 270, 14, up()),
+        of("many", 50, 50, up()),
+        of("down", 0, 0, ejected("r1", "refused")),
+    ];
+    all.sort_by(|(one, own), (other, its)| worst_first((one, own), (other, its)));
+    let verdicts: Vec<_> = all.into_iter().map(|(_, verdict)| verdict).collect();
+    let names: Vec<_> = verdicts.iter().map(|verdict| &*verdict.route).collect();
+    assert_eq!(names, ["down", "many", "few", "rare", "good", "idle"]);
+    let (_, sentence) = overall(&verdicts, Lateness::default());
+    assert!(sentence.starts_with("down: no replica is ready"), "{sentence}");
+    assert!(sentence.ends_with("Also bad: many, few"), "{sentence}");
+}
+
+#[test]
 fn too_little_is_unknown_and_what_is_over_is_over() {
     let quiet = figures(WindowFigures::default(), vec![ready("r1", 0.0)]);
     assert_eq!(judge(&quiet).status, Status::Unknown);
