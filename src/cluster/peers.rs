@@ -41,6 +41,8 @@ pub(super) struct Folded {
     pub(super) skipped: u64,
     /// Batches that never came.
     pub(super) lost: u64,
+    /// It is from a gateway that was not followed.
+    pub(super) is_new: bool,
     /// The number of a batch of this gateway's own.
     pub(super) own: Option<u32>,
 }
@@ -82,6 +84,7 @@ impl Peers {
             self.warn_once(Warning::TooMany);
             return folded;
         }
+        folded.is_new = !self.peers.contains_key(&head.sender);
         let is_alike = head.seed == self.seed;
         if !is_alike {
             self.warn_once(Warning::OtherSeed);
@@ -142,3 +145,22 @@ const MAX_WARNINGS: usize = 16;
 const MAX_LOST: u64 = 1000;
 /// A gateway that publishes nothing for so long is gone: each publishes every [`super::HEARTBEAT`].
 pub(super) const SILENT: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::routing::notice::queue;
+
+    #[test]
+    fn a_gateway_is_new_with_its_first_message() {
+        let (outbox, _notices) = queue(1, true);
+        let (places, now) = (Places::of(&[], &outbox), Stamp::default());
+        let mut peers = Peers::new(1, 7);
+        let mut is_new = |sender, sequence| {
+            let mut message = Vec::new();
+            wire::begin(&wire::Head { sender, sequence, seed: 7 }, &mut message);
+            peers.fold(&message, &places, now).is_new
+        };
+        assert_eq!([is_new(2, 0), is_new(2, 1), is_new(1, 0), is_new(3, 9)], [true, false, false, true]);
+    }
+}

@@ -67,7 +67,7 @@ pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
     let service = Service {
         field,
         journal: Journal::new(&config.name, head),
-        gateways: AtomicU32::new(1),
+        gateways: AtomicU32::default(),
         channel: channel(config),
         config: config.clone(),
         keys,
@@ -85,7 +85,7 @@ pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
 
 /// How many gateways there are.
 struct Count {
-    /// As it was before the connection.
+    /// As it was before the connection; 0 at a start.
     before: u32,
     connected: Stamp,
     /// When a message came last, of any gateway: its own come back as well.
@@ -98,9 +98,11 @@ impl Count {
         let least = if now.since(self.heard) > 2 * HEARTBEAT {
             // A silent broker shows nothing of the others, and each may yet use its share.
             known
-        } else if now.since(self.connected) < peers::SILENT {
-            // They are heard of one by one.
+        } else if now.since(self.connected) < peers::SILENT && self.before > 0 {
+            // They are heard of one by one, as they find the broker again.
             self.before
+        } else if now.since(self.connected) < HEARTBEAT {
+            UNHEARD
         } else {
             1
         };
@@ -120,7 +122,7 @@ struct Service {
     channel: String,
     /// Its field in the hashes of budgets.
     field: String,
-    /// Those alive, this one included.
+    /// Those alive, this one included; 0 before any can have been heard of.
     gateways: AtomicU32,
     config: Cluster,
     keys: KeyRing,
@@ -190,7 +192,7 @@ impl Service {
     fn share_no_budgets(&self) {
         self.deps.gateway.tenants.share(match self.config.on_loss {
             OnLoss::Open => Sharing::Alone,
-            OnLoss::Closed => Sharing::Closed { gateways: self.gateways.load(Ordering::Relaxed) },
+            OnLoss::Closed => Sharing::Closed { gateways: self.gateways() },
         });
     }
 
@@ -323,7 +325,7 @@ impl Service {
         let mut ticks = ticks(LOOK_EVERY);
         let mut refusals = self.refused.of("budgets are not shared");
         // Until the first look no more is taken of what others may have spent.
-        tenants.share(Sharing::Shared { gateways: self.gateways.load(Ordering::Relaxed) });
+        tenants.share(Sharing::Shared { gateways: self.gateways() });
         for look in 0u32.. {
             ticks.tick().await;
             let mut looking = pin!(budgets::look(at, tenants, look.is_multiple_of(LOOKS)));
@@ -339,8 +341,7 @@ impl Service {
             if refusals.is_refused() {
                 self.share_no_budgets();
             } else {
-                let gateways = self.gateways.load(Ordering::Relaxed);
-                tenants.share(Sharing::Shared { gateways });
+                tenants.share(Sharing::Shared { gateways: self.gateways() });
             }
         }
         Err(LinkError::Closed)
@@ -378,21 +379,36 @@ impl Service {
             match message {
                 None => {
                     places = Places::of(&self.deps.fleet.pools(), &self.outbox);
-                    let peers = peers.alive(now);
-                    let known = self.gateways.load(Ordering::Relaxed);
-                    self.gateways.store(count.gateways(known, peers, now), Ordering::Relaxed);
-                    self.note_connected(true, peers);
+                    self.note_connected(true, self.count_gateways(&count, peers, now));
                 }
                 Some(None) => return Err(LinkError::Closed),
                 Some(Some(message)) => {
                     count.heard = now;
-                    self.fold(&message, &places, peers, now);
+                    // One that joins counts from its first message on: its share is the others' no more.
+                    if self.fold(&message, &places, peers, now) {
+                        self.count_gateways(&count, peers, now);
+                    }
                 }
             }
         }
     }
 
-    fn fold(&self, message: &[u8], places: &Places, peers: &mut Peers, now: Stamp) {
+    fn gateways(&self) -> u32 {
+        match self.gateways.load(Ordering::Relaxed) {
+            0 => UNHEARD,
+            known => known,
+        }
+    }
+
+    /// How many of the others are alive.
+    fn count_gateways(&self, count: &Count, peers: &mut Peers, now: Stamp) -> usize {
+        let peers = peers.alive(now);
+        self.gateways.store(count.gateways(self.gateways(), peers, now), Ordering::Relaxed);
+        peers
+    }
+
+    /// Whether it is from a gateway that was unknown.
+    fn fold(&self, message: &[u8], places: &Places, peers: &mut Peers, now: Stamp) -> bool {
         let folded = peers.fold(message, places, now);
         self.notices_total("received", folded.taken);
         self.count(Dropped::UnknownReplica, folded.unknown);
@@ -404,6 +420,7 @@ impl Service {
             let lag = now.since(at).as_secs_f64();
             self.families().lag.set([&*self.config.name], Some(lag));
         }
+        folded.is_new
     }
 
     fn families(&self) -> &crate::observe::metrics::Cluster {
@@ -431,6 +448,8 @@ impl Service {
     }
 }
 
+/// Gateways that there may be before each has given its first sign of life: shares of budgets are small until then.
+const UNHEARD: u32 = 8;
 /// Between two looks at budgets that are used.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Below the patience of requests that wait for a look.
@@ -458,6 +477,12 @@ mod tests {
         let at = |ms: u64| Stamp::default().after(Duration::from_secs(60) + Duration::from_millis(ms));
         let count = |connected, heard| Count { before: 3, connected: at(connected), heard: at(heard) };
         assert_eq!(count(0, 1900).gateways(1, 1, at(1900)), 3, "after a loss they come one by one");
+        let starts = Count { before: 0, ..count(0, 490) };
+        assert_eq!(
+            [490, 510].map(|ms| starts.gateways(UNHEARD, 1, at(ms))),
+            [8, 2],
+            "each shows itself by then"
+        );
         assert_eq!(count(0, 4900).gateways(3, 1, at(5000)), 2);
         assert_eq!(count(0, 5000).gateways(1, 3, at(5000)), 4);
         assert_eq!(count(0, 5000).gateways(2, 0, at(9000)), 2, "nothing came, not even its own");

@@ -318,7 +318,8 @@ async fn a_broker_that_is_back_for_a_moment_makes_no_gateway_the_only_one() {
     follow_each_other(&gateways).await;
     let [gateway, other] = gateways;
     assert_eq!(status(&gateway).await, 200);
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    // Until then it holds more gateways for possible.
+    tokio::time::sleep(Duration::from_millis(700)).await;
     redis.kill();
     until("the loss is seen", || gateway.sum("tokenway_cluster_connected", &[]) == 0.0).await;
     // As one that finds the broker a moment later.
