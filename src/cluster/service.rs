@@ -60,7 +60,8 @@ pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
     let keys = KeyRing::new(&config.name, seed, Arc::clone(&deps.keys));
     let (own, seed) = (fastrand::u64(..), fingerprint(seed));
     if config.on_loss == OnLoss::Closed {
-        deps.gateway.tenants.share(Sharing::Closed { gateways: 1 });
+        // Requests wait for the first look, and are refused once the broker has failed to answer.
+        deps.gateway.tenants.share(Sharing::Shared { gateways: UNHEARD });
     }
     let field = deps.instance.as_deref().map_or_else(|| format!("{own:016x}"), ToOwned::to_owned);
     let head = wire::Head { sender: own, sequence: 0, seed };

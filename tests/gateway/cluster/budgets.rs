@@ -105,6 +105,14 @@ async fn a_gateway_that_joins_refuses_none_of_a_burst_that_fits() {
 }
 
 #[tokio::test]
+async fn a_closed_gateway_that_starts_refuses_nothing_before_the_broker_has_answered() {
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
+    redis.ask("CLIENT PAUSE 400 ALL").await.unwrap();
+    let gateway = with_budget(&redis, &replicas, 1000, OnLoss::Closed).await;
+    assert_eq!(burst(&gateway, 5).await, 5);
+}
+
+#[tokio::test]
 async fn a_broker_that_falls_silent_holds_no_request_for_long() {
     let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let gateway = with_budget(&redis, &replicas, 1000, OnLoss::Open).await;
