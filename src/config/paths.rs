@@ -100,6 +100,11 @@ fn is_plain(segment: &str) -> bool {
     })
 }
 
+/// Whether a decoded text with slashes is as plain as [`matches`] wants each segment.
+pub fn is_plain_path(text: &str) -> bool {
+    text.split('/').all(is_plain)
+}
+
 /// Paths that the gateway answers itself.
 const OWN_PATHS: &[&str] = &["/health", "/version", "/v1/models", "/v1/models/{id}"];
 

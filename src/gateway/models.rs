@@ -14,6 +14,7 @@ use serde_json::json;
 
 use super::local::json_response;
 use super::table::{RouteState, RoutingTable};
+use crate::config::paths::is_plain_path;
 use crate::config::{ModelMatch, percent_decoded};
 use crate::error::Failure;
 use crate::fleet::engine::EngineModel;
@@ -57,7 +58,10 @@ pub(super) fn relayed_by(table: &RoutingTable) -> Option<&Arc<RouteState>> {
 
 /// Whether a client's look is passed on to that engine.
 pub(super) fn is_relayed(table: &RoutingTable, parts: &Parts) -> bool {
-    is_path(parts.uri.path())
+    let path = parts.uri.path();
+    // An engine, or a proxy before it, resolves what is no name of a model: to its control endpoints, for all we know.
+    let is_plain = || path.strip_prefix(PREFIX).is_some_and(|id| is_plain_path(&unescaped(id)));
+    (path == LIST || is_plain())
         && matches!(parts.method, Method::GET | Method::HEAD)
         && relayed_by(table).is_some()
 }

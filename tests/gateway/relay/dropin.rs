@@ -149,7 +149,17 @@ async fn an_engine_with_a_key_lists_its_models_to_who_has_it() {
     assert_eq!(gateway.ask("GET", "/v1/models", &[], b"").await.status(), 401);
     assert_eq!(gateway.ask("DELETE", "/v1/models", &keyed, b"").await.status(), 405);
     assert_eq!(replica.received()[0].line(), "GET /v1/models HTTP/1.1");
-    assert_eq!(replica.count(), 2);
+    for path in ["org/tiny", "org%2Ftiny", "tiny:a-1"] {
+        let one = gateway.ask("GET", &format!("/v1/models/{path}"), &keyed, b"").await;
+        assert_eq!(one.status(), 200, "{path}");
+    }
+    assert_eq!(replica.count(), 5);
+    for path in ["../../metrics", "..%2f..%2fsleep", "/sleep", "tiny/", "%252e%252e/metrics", "a%5Cb", "./x"]
+    {
+        let one = gateway.ask("GET", &format!("/v1/models/{path}"), &keyed, b"").await;
+        assert_eq!((one.status(), one.code().as_str()), (404, "model_not_found"), "{path}");
+    }
+    assert_eq!(replica.count(), 5, "none of them reaches the engine");
 }
 
 #[tokio::test]
