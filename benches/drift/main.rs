@@ -262,13 +262,15 @@ const LIGHT: Traffic = Traffic { family: Family::Weibull, ..lognormal(500.0, 0.2
 const HEAVY_UNEVEN: Traffic = Traffic { dispersion: 0.35, ..HEAVY };
 const LIGHT_UNEVEN: Traffic = Traffic { dispersion: 0.35, ..LIGHT };
 
-const DELAYS: [DelayCase; 12] = [
+const DELAYS: [DelayCase; 13] = [
     delay(Event::TailGrows, lognormal(500.0, 0.2), 40, 5.0, 8.0),
     delay(Event::TailGrows, lognormal(2000.0, 0.35), 40, 6.0, 9.0),
     delay(Event::TailGrows, HEAVY, 40, 6.5, 9.0),
     delay(Event::TailGrows, LIGHT, 40, 4.5, 6.0),
     delay(Event::Doubles, lognormal(500.0, 0.35), 96, 150.0, 300.0),
     delay(Event::Doubles, lognormal(2000.0, 0.35), 96, 75.0, 120.0),
+    // 50 a second: of its five minutes a sample is kept.
+    delay(Event::Doubles, lognormal(180_000.0, 0.35), 4, 60.0, 75.0),
     delay(Event::Doubles, HEAVY_UNEVEN, 96, 150.0, 300.0),
     delay(Event::Doubles, LIGHT_UNEVEN, 96, 400.0, 3600.0),
     delay(Event::OverSlo, lognormal(500.0, 0.2), 60, 2100.0, 6000.0),

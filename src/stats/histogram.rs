@@ -28,9 +28,14 @@ impl Histogram {
 
     /// Adds a value in seconds; what is no time counts as zero.
     pub fn add_seconds(&mut self, value: f64) {
+        self.add_seconds_times(value, 1);
+    }
+
+    /// Adds one `times` times.
+    pub fn add_seconds_times(&mut self, value: f64, times: u32) {
         // The cast saturates.
-        self.record((value * 1e6) as u64, 1);
-        self.sum += if value.is_finite() { value.max(0.0) } else { 0.0 };
+        self.record((value * 1e6) as u64, times);
+        self.sum += if value.is_finite() { value.max(0.0) * f64::from(times) } else { 0.0 };
     }
 
     /// Adds all values of another.

@@ -73,9 +73,10 @@ pub(super) struct HourHistory {
 }
 
 impl HourHistory {
-    pub(super) fn add(&mut self, at: f64, value: f64) {
+    /// Takes a value in seconds, `times` times.
+    pub(super) fn add(&mut self, at: f64, value: f64, times: u32) {
         self.advance(at);
-        self.current.add_seconds(value);
+        self.current.add_seconds_times(value, times);
         // A late value counts for the hour in progress, at the minute it carries.
         self.minutes |= 1 << ((at.rem_euclid(HOUR) / 60.0) as u32).min(59);
     }
@@ -217,7 +218,7 @@ mod tests {
             let of_day = (minute / 60) % 24;
             let value = if of_day == 14 { 0.3 } else { 0.1 };
             for _ in 0..2 {
-                hours.add(f64::from(minute) * 60.0, value);
+                hours.add(f64::from(minute) * 60.0, value, 1);
             }
         }
         let busy = hours.baseline(5 * 24 + 14, 1).unwrap();
@@ -235,7 +236,7 @@ mod tests {
         let mut hours = HourHistory::default();
         for minute in (0..24 * 60).chain(7 * 24 * 60..(7 * 24 + 9) * 60) {
             let value = if (8..20).contains(&(minute / 60 % 24)) { 0.2 } else { 0.1 };
-            (0..2).for_each(|_| hours.add(f64::from(minute) * 60.0, value));
+            (0..2).for_each(|_| hours.add(f64::from(minute) * 60.0, value, 1));
         }
         let baseline = hours.baseline(7 * 24 + 9, 1).unwrap();
         assert!(baseline.hours == 24 && baseline.median.scale > 0.2, "{baseline:?}");
@@ -246,7 +247,7 @@ mod tests {
         let mut hours = HourHistory::default();
         assert_eq!(hours.baseline(0, 1), None);
         for second in 0..60 {
-            hours.add(f64::from(second), 0.1);
+            hours.add(f64::from(second), 0.1, 1);
         }
         let baseline = hours.baseline(0, 1).unwrap();
         assert_eq!(baseline.hours, 0);
@@ -258,7 +259,7 @@ mod tests {
         for start in [0, 10, 31, 40, 59] {
             let mut hours = HourHistory::default();
             for second in (start * 60)..((start + 30) * 60) {
-                hours.add(f64::from(second), 0.1);
+                hours.add(f64::from(second), 0.1, 1);
             }
             let index = hour_index(f64::from((start + 30) * 60 - 1));
             let baseline = hours.baseline(index, 1).unwrap();

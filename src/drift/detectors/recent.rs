@@ -11,13 +11,28 @@ use super::table::{FEW, HOUR, KNOWN_LOAD, LASTS, MAX_VALUES, MOST, StepRow, WIND
 use crate::stats::{median, trimmed_mean};
 
 /// The last five minutes of one measure.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct RecentWindow {
+    /// All of them, or an even sample: of each group of requests one.
     values: VecDeque<RecentValue>,
+    /// Requests of a group.
+    stride: u32,
+    /// When the newest group began.
+    began: f64,
+    /// Chooses among them: every fourth of four replicas by turns would be one and the same replica.
+    random: fastrand::Rng,
     /// Baseline of this hour: a comparison of 200 hours is too dear for every tick.
     baseline: Option<(i64, HourBaseline)>,
     /// Centre of the hour before, where other days know it: a batch that ends at the full hour is in the window still.
     before: Option<f64>,
+}
+
+impl Default for RecentWindow {
+    fn default() -> Self {
+        // A fixed seed: the same requests have the same findings.
+        let random = fastrand::Rng::with_seed(1);
+        Self { values: VecDeque::new(), stride: 1, began: 0.0, random, baseline: None, before: None }
+    }
 }
 
 /// One value, as a logarithm.
@@ -25,6 +40,8 @@ pub(super) struct RecentWindow {
 struct RecentValue {
     at: f64,
     ln: f64,
+    /// That it stands for, itself included.
+    requests: u32,
     /// Logarithm of the value over its prediction.
     residual: Option<f64>,
     /// Unknown in some recorded traces.
@@ -43,7 +60,9 @@ pub(super) struct Doubling {
     /// Seconds since the oldest of the values.
     pub(super) window: f64,
     /// The number of values.
-    pub(super) requests: usize,
+    values: usize,
+    /// That they stand for.
+    pub(super) requests: u64,
     /// Difference of logarithms over its standard error.
     pub(super) z: f64,
     /// Hours that the baseline rests on; 0 is the hour in progress.
@@ -62,21 +81,44 @@ impl RecentWindow {
         hours: &mut HourHistory,
     ) {
         self.advance(at, hours);
-        if self.values.len() < MAX_VALUES {
-            let ln = value.max(1e-6).ln();
-            let residual = predicted.filter(|p| *p > 0.0).map(|predicted| ln - predicted.ln());
-            self.values.push_back(RecentValue { at, ln, residual, replica });
-        } else {
-            // More than enough for a centre: the rest only makes baselines.
-            hours.add(at, value);
+        let ln = value.max(1e-6).ln();
+        let residual = predicted.filter(|p| *p > 0.0).map(|predicted| ln - predicted.ln());
+        let new = RecentValue { at, ln, requests: 1, residual, replica };
+        match self.values.back_mut().filter(|newest| newest.requests < self.stride) {
+            Some(newest) if at - self.began < MAX_GROUP => {
+                let requests = newest.requests + 1;
+                // Each of them is as likely to be the one that is kept.
+                let kept = if self.random.u32(..requests) == 0 { new } else { *newest };
+                *newest = RecentValue { requests, ..kept };
+                return;
+            }
+            // Fewer requests come than did.
+            Some(_) => self.stride /= 2,
+            None => {}
         }
+        self.began = at;
+        self.values.push_back(new);
+        if self.values.len() > MAX_VALUES {
+            self.thin();
+        }
+    }
+
+    /// Keeps one of every two values.
+    fn thin(&mut self) {
+        self.stride = self.stride.saturating_mul(2);
+        let random = &mut self.random;
+        let one_of = |pair: &[RecentValue]| {
+            let requests = pair.iter().map(|value| value.requests).sum();
+            random.choice(pair).map(|kept| RecentValue { requests, ..*kept })
+        };
+        self.values = self.values.make_contiguous().chunks(2).filter_map(one_of).collect();
     }
 
     /// Moves values that have left the window to `hours`.
     pub(super) fn advance(&mut self, at: f64, hours: &mut HourHistory) {
         while let Some(oldest) = self.values.front().copied().filter(|value| value.at <= at - WINDOW) {
             self.values.pop_front();
-            hours.add(oldest.at, oldest.ln.exp());
+            hours.add(oldest.at, oldest.ln.exp(), oldest.requests);
         }
         // An hour stays open until its last values have left the window.
         hours.advance(at - WINDOW);
@@ -100,16 +142,17 @@ impl RecentWindow {
         let min_excess = row.ratio.ln();
         // A value counts for a doubling and a spread: a few very slow requests are a tail.
         let max_excess = 2.0_f64.ln() + baseline.spread;
-        let (mut sum, mut squares) = (0.0, 0.0);
+        let (mut sum, mut squares, mut requests) = (0.0, 0.0, 0);
         let mut best: Option<Doubling> = None;
         for (index, value) in self.values.iter().rev().enumerate() {
             let excess = (value.ln - self.usual(value, baseline)).clamp(-max_excess, max_excess);
             sum += excess;
             squares += excess * excess;
-            let requests = index + 1;
-            let count = requests as f64;
+            requests += u64::from(value.requests);
+            let values = index + 1;
+            let count = values as f64;
             let mean = sum / count;
-            let has_lasted = requests >= FEW && at - value.at >= LASTS;
+            let has_lasted = values >= FEW && at - value.at >= LASTS;
             if !has_lasted || mean < min_excess {
                 continue;
             }
@@ -124,6 +167,7 @@ impl RecentWindow {
                     baseline: baseline.center.exp(),
                     over_predicted: None,
                     window: at - value.at,
+                    values,
                     requests,
                     z,
                     baseline_hours: baseline.hours,
@@ -131,20 +175,20 @@ impl RecentWindow {
                 });
             }
         }
-        best.map(|best| Doubling { over_predicted: self.over_predicted(best.requests), ..best })
+        best.map(|best| Doubling { over_predicted: self.over_predicted(best.values), ..best })
     }
 
-    /// TTFT over its prediction for the newest requests, where most have one.
-    fn over_predicted(&self, requests: usize) -> Option<f64> {
+    /// TTFT over its prediction for the newest values, where most have one.
+    fn over_predicted(&self, values: usize) -> Option<f64> {
         let residuals: Vec<f64> =
-            self.values.iter().rev().take(requests).filter_map(|value| value.residual).collect();
-        let is_most = residuals.len() as f64 >= MOST * requests as f64;
+            self.values.iter().rev().take(values).filter_map(|value| value.residual).collect();
+        let is_most = residuals.len() as f64 >= MOST * values as f64;
         trimmed_mean(residuals).filter(|_| is_most).map(f64::exp)
     }
 
     /// Whether a load that the baseline has not seen, or the prediction, explains it.
     fn is_explained(&self, doubling: &Doubling, baseline: &HourBaseline, row: &StepRow) -> bool {
-        let per_minute = self.values.len() as f64 * 60.0 / WINDOW;
+        let per_minute = self.requests_since(f64::MIN) * 60.0 / WINDOW;
         per_minute > KNOWN_LOAD * baseline.requests_per_minute()
             || doubling.over_predicted.is_some_and(|ratio| ratio < row.clear())
     }
@@ -159,8 +203,8 @@ impl RecentWindow {
     /// Requests in the window over those of the baseline; `None` where the baseline is the hour in progress.
     pub(super) fn load_ratio(&mut self, at: f64, hours: &HourHistory) -> Option<f64> {
         let usual = self.baseline(at, hours)?.requests_per_hour;
-        let now = self.since(at - WINDOW).count() as f64 * HOUR / WINDOW;
-        (usual > 0.0 && self.values.len() < MAX_VALUES).then(|| now / usual)
+        let now = self.requests_since(at - WINDOW) * HOUR / WINDOW;
+        (usual > 0.0).then(|| now / usual)
     }
 
     /// Whether a doubling that was found goes on.
@@ -195,6 +239,10 @@ impl RecentWindow {
         self.values.iter().rev().take_while(move |value| value.at > from)
     }
 
+    fn requests_since(&self, from: f64) -> f64 {
+        self.since(from).map(|value| f64::from(value.requests)).sum()
+    }
+
     fn baseline(&mut self, at: f64, hours: &HourHistory) -> Option<HourBaseline> {
         let index = hour_index(at);
         if let Some((of, baseline)) = self.baseline
@@ -217,6 +265,9 @@ impl RecentWindow {
         self.before.filter(|_| is_of_before).unwrap_or(baseline.center)
     }
 }
+
+/// Seconds of the longest group, eight times those of one where values have just become too many.
+const MAX_GROUP: f64 = 8.0 * WINDOW / MAX_VALUES as f64;
 
 #[cfg(test)]
 mod tests {
@@ -262,6 +313,55 @@ mod tests {
             assert!((0.0..300.0).contains(&(at - 6.0 * HOUR)), "{per_hour}: {doubling:?}");
             assert_eq!(grows(1.3), None, "{per_hour}");
         }
+    }
+
+    #[test]
+    fn a_busy_series_is_judged_by_all_of_its_window() {
+        let begins = 0.75 * HOUR;
+        for per_second in [5.0, 60.0, 200.0] {
+            let grows = |after: f64, lasts: f64, factor: f64| {
+                let from = begins + after;
+                let ttft = |at: f64| if (from..from + lasts).contains(&at) { factor * 0.1 } else { 0.1 };
+                found(|at| (ttft(at), per_second * HOUR, None), from + 280.0).map(|found| (found, from))
+            };
+            // Whatever part of five minutes it begins in.
+            for after in [2.0, 40.0, 150.0] {
+                assert_eq!(grows(after, 20.0, 3.0), None, "{per_second}/s: a hiccup after {after} s");
+                let ((at, doubling), from) = grows(after, 250.0, 2.0).unwrap();
+                assert!(at - from < 90.0, "{per_second}/s, after {after} s: {} s, {doubling:?}", at - from);
+                let share = doubling.requests as f64 / (per_second * doubling.window);
+                assert!((0.9..1.1).contains(&share), "{per_second}/s: {doubling:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_busy_window_keeps_stands_for_all_of_it() {
+        let (mut recent, mut hours) = (RecentWindow::default(), HourHistory::default());
+        let mut at = 0.0;
+        for (until, per_second) in [(1.5 * HOUR, 20.0), (2.0 * HOUR, 60.0)] {
+            let mut replica = 0;
+            while at < until {
+                recent.add(at, 0.1, Some(replica % 4), None, &mut hours);
+                (at, replica) = (at + 1.0 / per_second, replica + 1);
+            }
+        }
+        assert!(recent.values.len() <= MAX_VALUES);
+        let load = recent.load_ratio(at, &hours).unwrap();
+        assert!((load - 3.0).abs() < 0.05, "{load}");
+        assert!((0..4).all(|replica| recent.of_replica(replica).is_some()), "each by turns");
+        let shares = [0, 1, 2, 3].map(|of| recent.values.iter().filter(|v| v.replica == Some(of)).count());
+        let fair = recent.values.len() / 4;
+        assert!(shares.iter().all(|share| (fair / 2..2 * fair).contains(share)), "{shares:?}");
+        let closed = hours.last().unwrap().count as f64;
+        assert!((closed / (20.0 * HOUR) - 1.0).abs() < 0.001, "{closed} requests in the first hour");
+        // Quiet again, it keeps one of two.
+        let quiet_from = at;
+        while at < quiet_from + WINDOW {
+            recent.add(at, 0.1, None, None, &mut hours);
+            at += 1.0;
+        }
+        assert!(recent.values.len() >= 140, "{}", recent.values.len());
     }
 
     #[test]

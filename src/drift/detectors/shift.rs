@@ -105,7 +105,7 @@ mod tests {
         for minute in 0..3 * 24 * 60 {
             (0..5).for_each(|i| {
                 let wide = if i == 4 { 2.0 } else { 1.0 };
-                hours.add(f64::from(minute) * 60.0, value(minute) * wide);
+                hours.add(f64::from(minute) * 60.0, value(minute) * wide, 1);
             });
         }
         hours.advance(3.0 * 86_400.0);

@@ -130,8 +130,8 @@ pub(super) const MIN_IN_BASELINE_BLOCK: f64 = 20.0;
 pub(super) const DAILY_NOISE: Prior = Prior { scale: 0.35, weight: 8.0 };
 pub(super) const MEDIAN_NOISE: Prior = Prior { scale: 0.01, weight: 4.0 };
 
-/// Values of the last minutes that are kept: more than enough for a centre.
-pub(in crate::drift) const MAX_VALUES: usize = 2048;
+/// Values of the last minutes that are kept, of more requests an even sample: more than enough for a centre.
+pub(super) const MAX_VALUES: usize = 2048;
 /// Series (route and revision) that are judged; beyond it the one unseen for longest is forgotten, if that is an hour.
 pub(super) const MAX_SERIES: usize = 256;
 /// Replicas of a series; beyond it the one unseen for longest is forgotten.

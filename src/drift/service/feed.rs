@@ -113,7 +113,7 @@ impl Tap for Feed {
 }
 
 impl EndedRequest {
-    fn of(record: &Arc<Record>, judgement: &Judgement, clock: Clock) -> Self {
+    pub(super) fn of(record: &Arc<Record>, judgement: &Judgement, clock: Clock) -> Self {
         let seconds = |span: Duration| span.as_secs_f64();
         // The first answers of a process that has just become warm tell of its start (`cold_starts`), not of its speed.
         let is_cold = record.is_cold();

@@ -1,6 +1,6 @@
 //! Signals of each replica, minute by minute: from the requests of a minute and the engine's metrics at its end.
 //!
-//! Only the minute in progress is kept, and of it as many values per replica as a median needs.
+//! Only the minute in progress is kept.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,10 +9,9 @@ use super::feed::{EndedRequest, STAGES};
 use crate::config::MAX_REPLICAS;
 use crate::diagnosis::Signals;
 use crate::drift::detectors::SeriesName;
-use crate::drift::detectors::table::MAX_VALUES;
 use crate::fleet::status::{EngineCounters, ReplicaState, ReplicaStatus};
 use crate::observe::lag::Lateness;
-use crate::stats::{Mean, lower_quantile};
+use crate::stats::{Histogram, Mean};
 
 /// The minute in progress.
 #[derive(Debug, Default)]
@@ -33,8 +32,8 @@ struct EngineState {
 #[derive(Debug, Default)]
 struct ReplicaMinute {
     requests: f64,
-    ttft: Vec<f64>,
-    itl: Vec<f64>,
+    ttft: Histogram,
+    itl: Histogram,
     stages: [Mean; STAGES.len()],
     prompt: Mean,
     output: Mean,
@@ -51,7 +50,7 @@ impl MinuteSignals {
         let minute = self.replicas.entry(name).or_default();
         minute.requests += 1.0;
         for (values, value) in [(&mut minute.ttft, request.ttft), (&mut minute.itl, request.itl)] {
-            values.extend(value.filter(|_| values.len() < MAX_VALUES));
+            value.into_iter().for_each(|value| values.add_seconds(value));
         }
         minute.stages.iter_mut().zip(request.stages).for_each(|(mean, time)| mean.add(time));
         minute.prompt.add(request.prompt());
@@ -90,7 +89,7 @@ impl MinuteSignals {
         signals
     }
 
-    fn signals(&self, mut minute: ReplicaMinute, status: Option<&ReplicaStatus>) -> Signals {
+    fn signals(&self, minute: ReplicaMinute, status: Option<&ReplicaStatus>) -> Signals {
         let engine = status.and_then(|status| status.signals);
         let key = status.map(|status| (status.revision.clone(), status.replica.clone()));
         let before = key.and_then(|key| self.before.get(&key));
@@ -106,9 +105,9 @@ impl MinuteSignals {
             other,
             prompt: minute.prompt.value(),
             output: minute.output.value(),
-            ttft: lower_quantile(&mut minute.ttft, 0.5),
+            ttft: minute.ttft.counts().quantile(0.5),
             engine_ttft: counters.and_then(|(now, before)| mean_ttft(&now, &before)),
-            itl: lower_quantile(&mut minute.itl, 0.5),
+            itl: minute.itl.counts().quantile(0.5),
             hit_rate: minute.hit_rate.value(),
             waiting: engine.and_then(|engine| engine.page.waiting),
             kv_cache_usage: engine.and_then(|engine| engine.page.kv_cache_usage),
@@ -129,4 +128,28 @@ impl MinuteSignals {
 fn mean_ttft(now: &EngineCounters, before: &EngineCounters) -> Option<f64> {
     let since = now.ttft? - before.ttft?;
     since.value().filter(|_| since.sum >= 0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::observe::{Judgement, fixture};
+
+    #[test]
+    fn a_busy_minute_has_the_medians_of_all_of_it() {
+        let record = Arc::new(fixture::stream());
+        let mut request = EndedRequest::of(&record, &Judgement::of(&record), Clock::start());
+        let mut minutes = MinuteSignals::default();
+        for (requests, ttft, itl) in [(2100, 0.1, 0.01), (2400, 0.3, 0.03)] {
+            (request.ttft, request.itl) = (Some(ttft), Some(itl));
+            (0..requests).for_each(|_| minutes.add(&request));
+        }
+        let signals = minutes.close(60.0, Lateness { late: 0.0, worst: Default::default() }, &[]);
+        let of = |median: Option<f64>| median.map(|seconds| (seconds * 100.0).round());
+        assert_eq!(
+            signals.iter().map(|(_, s)| (of(s.ttft), of(s.itl))).collect::<Vec<_>>(),
+            [(Some(30.0), Some(3.0))]
+        );
+    }
 }
