@@ -188,7 +188,7 @@ impl RecentWindow {
 
     /// Whether a load that the baseline has not seen, or the prediction, explains it.
     fn is_explained(&self, doubling: &Doubling, baseline: &HourBaseline, row: &StepRow) -> bool {
-        let per_minute = self.requests_since(f64::MIN) * 60.0 / WINDOW;
+        let per_minute = doubling.requests as f64 * 60.0 / doubling.window;
         per_minute > KNOWN_LOAD * baseline.requests_per_minute()
             || doubling.over_predicted.is_some_and(|ratio| ratio < row.clear())
     }
@@ -387,6 +387,10 @@ mod tests {
         assert!(run((0.02, 300.0, None), (0.08, 300.0, None)), "the same load");
         assert!(!run((0.02, 300.0, Some(1.0)), (0.08, 300.0, Some(0.9))), "as predicted");
         assert!(run((0.02, 300.0, Some(1.0)), (0.08, 300.0, Some(0.4))), "not as predicted");
+        for [before, after] in [[1.0, 3.0], [1.0, 5.0], [1.0, 10.0], [0.5, 2.0], [2.0, 20.0], [5.0, 50.0]] {
+            let [before, after] = [(0.1, before * HOUR, None), (0.2, after * HOUR, None)];
+            assert!(!run(before, after), "{before:?}, then {after:?}");
+        }
     }
 
     #[test]
