@@ -3,6 +3,10 @@
 //! A lost or broken file stops nothing: its owner starts empty, and the broken file is kept under another name. One that cannot
 //! be read stays as it is. A file is written beside its place and renamed, so that a crash leaves the old one.
 
+#[cfg(test)]
+pub(crate) mod hung;
+mod writes;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -10,6 +14,8 @@ use std::path::{Path, PathBuf};
 
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub use self::writes::{OVERDUE, WRITE_LIMIT, Writes};
 
 /// The field `version` of a file: one of another version is no such state.
 #[derive(Clone, Copy, Debug, Default)]

@@ -33,7 +33,7 @@ use crate::fleet::status::FleetView;
 use crate::observe::Surroundings;
 use crate::observe::metrics::Metrics;
 use crate::observe::otlp::{Collector, CollectorError};
-use crate::state_file;
+use crate::state_file::{self, OVERDUE, Writes};
 
 /// Why drift detection cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +78,7 @@ pub fn start(
         state: config.state.path().map(PathBuf::from),
         new: Vec::new(),
         is_dirty: false,
+        writes: Writes::default(),
         is_write_failing: false,
         has_logged_left_out: false,
     };
@@ -97,6 +98,7 @@ struct DriftService {
     new: Vec<Finding>,
     /// A finding came, went or was spoken of since the last save.
     is_dirty: bool,
+    writes: Writes<()>,
     is_write_failing: bool,
     has_logged_left_out: bool,
 }
@@ -114,15 +116,22 @@ impl DriftService {
                 has_taken = false;
                 tokio::time::sleep(BATCH_EVERY).await;
             }
-            // Both arms are cancel-safe: a message or a tick is taken whole or not at all.
+            // Every arm is cancel-safe: a message, a tick or an end is taken whole or not at all.
             let message = tokio::select! {
                 message = receiver.recv() => message,
                 _ = tick.tick() => {
                     ticks += 1;
                     self.advance();
-                    if ticks.is_multiple_of(HOUR as u64 / IDLE_TICK.as_secs()) || (self.is_dirty && ticks.is_multiple_of(12)) {
-                        self.save().await;
+                    if self.state.as_ref().is_some_and(|path| self.writes.is_overdue(path, self.clock.now())) {
+                        self.unwritten(OVERDUE);
                     }
+                    if ticks.is_multiple_of(HOUR as u64 / IDLE_TICK.as_secs()) || (self.is_dirty && ticks.is_multiple_of(12)) {
+                        self.save();
+                    }
+                    continue;
+                }
+                Some((_, written)) = self.writes.ended() => {
+                    self.written(written);
                     continue;
                 }
             };
@@ -137,7 +146,7 @@ impl DriftService {
                     self.publish();
                 }
                 Some(FeedMessage::End(done)) => {
-                    self.save().await;
+                    self.save_all().await;
                     // Nobody may be waiting any more.
                     let _ = done.send(());
                     return;
@@ -218,21 +227,49 @@ impl DriftService {
         self.publish();
     }
 
-    async fn save(&mut self) {
+    /// Begins to write the state, unless that hangs.
+    fn save(&mut self) {
         let Some(path) = self.state.clone() else { return };
+        if self.writes.is_running(&path) {
+            return;
+        }
         self.is_dirty = false;
         let mut saved = self.detectors.save();
         saved.mutes.clone_from(&self.told.mutes);
-        let shown = path.display().to_string();
-        let written = tokio::task::spawn_blocking(move || state_file::write(&path, &saved)).await;
-        // Tried again within a minute.
-        self.is_dirty = !matches!(written, Ok(Ok(())));
-        match written {
-            Ok(Err(error)) if !std::mem::replace(&mut self.is_write_failing, true) => {
-                tracing::warn!(%error, path = shown, "drift.state cannot be written: baselines will not survive a restart");
+        self.writes.begin(path, self.clock.now(), move |path| state_file::write(path, &saved));
+    }
+
+    /// Writes the state, however long that takes.
+    async fn save_all(&mut self) {
+        for is_last in [false, true] {
+            while let Some((_, written)) = self.writes.ended().await {
+                self.written(written);
             }
-            Ok(Ok(())) => self.is_write_failing = false,
-            _ => {}
+            if !is_last {
+                self.save();
+            }
+        }
+    }
+
+    fn written(&mut self, written: io::Result<()>) {
+        match written {
+            Ok(()) => self.is_write_failing = false,
+            Err(error) => {
+                // Tried again within a minute.
+                self.is_dirty = true;
+                self.unwritten(&error.to_string());
+            }
+        }
+    }
+
+    fn unwritten(&mut self, error: &str) {
+        if !std::mem::replace(&mut self.is_write_failing, true) {
+            let path = self.state.as_ref().map(|path| path.display().to_string());
+            tracing::warn!(
+                error,
+                path,
+                "drift.state cannot be written: baselines will not survive a restart"
+            );
         }
     }
 }
@@ -243,5 +280,47 @@ pub async fn end(feed: &Feed, limit: Duration) {
     if feed.sender.try_send(FeedMessage::End(done)).is_ok() {
         // Past the limit the last hour of the baselines is lost, which is no harm.
         let _ = tokio::time::timeout(limit, saved).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::runtime::Handle;
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+    use crate::background::Background;
+    use crate::config::check::check_str;
+    use crate::state_file::hung::{Hung, passes};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_hangs_holds_up_no_detection() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("drift.json");
+        let text = format!(
+            "[drift]\nstate = \"{}\"\n[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n",
+            path.display()
+        );
+        let config = check_str("f.toml", &text, &|_| None).unwrap();
+        let background = Background { runtime: Handle::current(), tasks: TaskTracker::new() };
+        let (clock, fleet) = (Clock::start(), FleetView::default());
+        let around = Surroundings { clock, background, instance: "test".into(), fleet };
+        let feed = start(&config.drift, &around, &Arc::new(Metrics::new(&config, clock)), None).unwrap();
+        // The baselines are read.
+        tokio::time::sleep(IDLE_TICK).await;
+        let hung = Hung::at(&path);
+        let mute = || Mute { route: None, kind: None, until: feed.now() + HOUR };
+        feed.mute(mute()).await.unwrap();
+        passes(Duration::from_secs(70), IDLE_TICK).await;
+        let muted = tokio::select! {
+            biased;
+            muted = feed.mute(mute()) => Some(muted),
+            () = passes(2 * IDLE_TICK, IDLE_TICK) => None,
+        };
+        assert!(matches!(muted, Some(Ok(()))), "while the disk hangs");
+        drop(hung);
+        end(&feed, Duration::from_secs(60)).await;
+        let kept: Option<Saved> = state_file::read(&path).unwrap();
+        assert_eq!(kept.unwrap().mutes.len(), 1);
     }
 }

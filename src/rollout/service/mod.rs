@@ -9,9 +9,8 @@ mod shared;
 mod state;
 mod webhook;
 
-use std::collections::HashMap;
-use std::io;
-use std::path::Path;
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -33,6 +32,7 @@ use crate::gateway::table::CarriedOver;
 use crate::observe::Surroundings;
 use crate::observe::metrics::Metrics;
 use crate::rollout::plan::RolloutState;
+use crate::state_file::{OVERDUE, Writes};
 
 /// Starts the rollouts of the running configuration: from here on canaries get their shares.
 ///
@@ -64,6 +64,8 @@ pub fn start(
         metrics: Arc::clone(metrics),
         webhook: Webhook::start(around, metrics)?,
         gone: HashMap::new(),
+        writes: Writes::default(),
+        unanswered: Vec::new(),
         settles_until: topics.as_ref().map(|_| clock.now().after(SETTLES_WITHIN)),
         topics,
         clock,
@@ -84,6 +86,9 @@ pub async fn end(feed: &Feed, limit: Duration) {
     }
 }
 
+/// Where the result of an action is awaited.
+type Answer = oneshot::Sender<Result<(), ActError>>;
+
 /// The task that owns the rollouts.
 struct RolloutService {
     rollouts: Vec<Rollout>,
@@ -95,6 +100,9 @@ struct RolloutService {
     webhook: Webhook,
     /// Of routes whose section was taken out: a verdict holds when it comes back.
     gone: HashMap<Arc<str>, Saved>,
+    writes: Writes<Others>,
+    /// What was done by hand on these routes, until it is written.
+    unanswered: Vec<(Arc<str>, Answer)>,
     /// Where there are other gateways.
     topics: Option<Arc<Topics>>,
     /// Until then canaries that are judged get nothing, unless the other gateways are heard of before: they may know better.
@@ -130,28 +138,37 @@ impl RolloutService {
                     // cost of the request that it comes from.
                     self.drain(&mut seen);
                     self.advance();
-                    self.save(ticks.is_multiple_of(TICKS_PER_SAVE)).await;
+                    self.save(ticks.is_multiple_of(TICKS_PER_SAVE));
+                    self.answer();
+                    continue;
+                }
+                Some((path, written)) = self.writes.ended() => {
+                    self.written(&path, written.map_err(|error| error.to_string()));
+                    self.save(false);
+                    self.answer();
                     continue;
                 }
             };
             match command {
                 Some(Command::Act { route, action, done }) => {
-                    let mut result = self.act(&route, action);
-                    self.save(false).await;
+                    let result = self.act(&route, action);
+                    self.save(false);
                     if result.is_ok() {
-                        result = self.kept(&route);
+                        self.unanswered.push((route, done));
+                        self.answer();
+                    } else {
+                        // Nobody may be waiting any more.
+                        let _ = done.send(result);
                     }
-                    // Nobody may be waiting any more.
-                    let _ = done.send(result);
                 }
                 Some(Command::Judge) if self.clock.now().since(self.last) < MIN_TICK => {}
                 Some(Command::Judge) => {
                     self.drain(&mut seen);
                     self.advance();
-                    self.save(false).await;
+                    self.save(false);
                 }
                 Some(Command::End(done)) => {
-                    self.save(true).await;
+                    self.save_all().await;
                     let _ = done.send(());
                     return;
                 }
@@ -344,47 +361,92 @@ impl RolloutService {
         }
     }
 
-    /// Writes what changed; with `all`, the soaks and the evidence as well, and again what could not be written.
-    async fn save(&mut self, all: bool) {
-        let mut broken = Vec::new();
+    /// Begins to write what changed; with `all`, the soaks and the evidence as well, and again what could not be written. A file that is
+    /// being written comes after that.
+    fn save(&mut self, all: bool) {
+        let mut due: BTreeMap<PathBuf, Vec<(Arc<str>, Saved)>> = BTreeMap::new();
         for rollout in &mut self.rollouts {
+            let Some(path) = &rollout.canary.state else { continue };
+            if self.writes.is_running(path) {
+                continue;
+            }
             let is_wanted = rollout.is_judged() || rollout.unwritten.is_some();
-            let is_due = std::mem::take(&mut rollout.is_dirty) || (all && is_wanted);
-            let Some(path) = rollout.canary.state.clone().filter(|_| is_due) else { continue };
-            let saved = rollout.save();
-            let (route, file) = (Arc::clone(&rollout.route), path.clone());
-            let written = tokio::task::spawn_blocking(move || state::write(&file, &route, saved)).await;
-            let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
-            if matches!(written, Ok(Others::Lost)) {
-                broken.push(path);
+            if std::mem::take(&mut rollout.is_dirty) || (all && is_wanted) {
+                rollout.is_being_written = true;
+                due.entry(path.clone()).or_default().push((Arc::clone(&rollout.route), rollout.save()));
             }
-            let error = written.err().map(|error| error.to_string());
-            let route = &rollout.route;
-            match (&rollout.unwritten, &error) {
-                (None, Some(error)) => tracing::warn!(error, %route, "route.canary.state cannot be written"),
-                (Some(_), None) => tracing::info!(%route, "route.canary.state is written again"),
-                _ => {}
-            }
-            rollout.unwritten = error;
         }
-        // What a broken file had of them is known here.
-        for rollout in &mut self.rollouts {
-            rollout.is_dirty |= rollout.canary.state.as_ref().is_some_and(|path| broken.contains(path));
+        for (path, states) in due {
+            self.writes.begin(path, self.clock.now(), move |path| state::write(path, states));
         }
     }
 
-    /// Whether what was done by hand outlasts a restart.
-    fn kept(&self, route: &str) -> Result<(), ActError> {
+    /// Takes the end of a write of a file.
+    fn written(&mut self, path: &Path, written: Result<Others, String>) {
+        let is_broken = written == Ok(Others::Lost);
+        let error = written.err();
+        for rollout in
+            self.rollouts.iter_mut().filter(|rollout| rollout.canary.state.as_deref() == Some(path))
+        {
+            // What a broken file had of the others is known here.
+            rollout.is_dirty |= is_broken;
+            if std::mem::take(&mut rollout.is_being_written) {
+                rollout.unwritten(error.clone());
+            }
+        }
+    }
+
+    /// Writes everything, however long that takes.
+    async fn save_all(&mut self) {
+        for is_last in [false, true] {
+            while let Some((path, written)) = self.writes.ended().await {
+                self.written(&path, written.map_err(|error| error.to_string()));
+            }
+            if !is_last {
+                self.save(true);
+            }
+        }
+        self.answer();
+    }
+
+    /// Answers for what was done by hand, as soon as it is known whether that outlasts a restart.
+    fn answer(&mut self) {
+        let now = self.clock.now();
+        for rollout in &mut self.rollouts {
+            let is_overdue =
+                rollout.canary.state.as_ref().is_some_and(|path| self.writes.is_overdue(path, now));
+            if is_overdue && rollout.unwritten.is_none() {
+                rollout.unwritten(Some(OVERDUE.to_owned()));
+            }
+        }
+        for (route, done) in std::mem::take(&mut self.unanswered) {
+            match self.kept(&route, now) {
+                None => self.unanswered.push((route, done)),
+                // Nobody may be waiting any more.
+                Some(result) => drop(done.send(result)),
+            }
+        }
+    }
+
+    /// Whether what was done by hand outlasts a restart; `None` while that is not known.
+    fn kept(&self, route: &str, now: Stamp) -> Option<Result<(), ActError>> {
         let rollout = self.rollouts.iter().find(|rollout| *rollout.route == *route);
-        let unwritten = rollout.and_then(|rollout| Some((rollout, rollout.unwritten.as_ref()?)));
-        unwritten.map_or(Ok(()), |(rollout, error)| {
-            let path = rollout.canary.state.as_deref().unwrap_or(Path::new(""));
-            Err(ActError::NotKept {
-                state: rollout.plan.state.as_str(),
-                path: path.display().to_string(),
-                error: error.clone(),
-            })
-        })
+        let Some((rollout, path)) =
+            rollout.and_then(|rollout| Some((rollout, rollout.canary.state.as_ref()?)))
+        else {
+            return Some(Ok(()));
+        };
+        let is_being_written = rollout.is_dirty || rollout.is_being_written;
+        if is_being_written && !self.writes.is_overdue(path, now) {
+            return None;
+        }
+        let state = rollout.plan.state.as_str();
+        let failed = |error: &String| ActError::NotKept {
+            state,
+            path: path.display().to_string(),
+            error: error.clone(),
+        };
+        Some(rollout.unwritten.as_ref().map_or(Ok(()), |error| Err(failed(error))))
     }
 }
 
@@ -438,6 +500,7 @@ mod tests {
     use crate::observe::{Judgement, Tap as _, fixture};
     use crate::record::{Outcome, Record, TurnedAway, Unserved};
     use crate::rollout::plan::Action;
+    use crate::state_file::hung::{Hung, passes};
 
     fn config(revision: &str) -> Arc<Config> {
         config_with(revision, "")
@@ -556,6 +619,32 @@ mod tests {
         let report = stopped.report.unwrap();
         assert!(report["requests"]["canary"].as_u64() > Some(0), "{report}");
         assert_eq!(report["worst_requests"][0]["error"], "max_wait");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_hangs_holds_up_no_verdict() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("canary.json");
+        let state = format!("state = \"{}\"\n", path.display());
+        let running = Running::start(&config_with(&fixture::served().revision, &state));
+        let hung = Hung::at(&path);
+        for (action, within) in [(Action::Pause, Duration::from_secs(6)), (Action::Resume, 2 * TICK)] {
+            let (acted, ()) = tokio::join!(running.feed.act("llama", action), passes(within, TICK));
+            let error = acted.unwrap_err().to_string();
+            assert!(error.contains("canary.json") && error.contains("the disk"), "{action:?}: {error}");
+        }
+        assert_eq!(&*running.canary().state, "running");
+        for record in [of_baseline(), not_found()] {
+            running.feed.record(&Arc::new(record.clone()), &Judgement::of(&record));
+        }
+        passes(2 * TICK, TICK).await;
+        assert_eq!((&*running.canary().state, running.breaches()), ("rolled_back", 1));
+        running.configs.send(config_with("after-a-reload", &state)).unwrap();
+        passes(2 * TICK, TICK).await;
+        assert_eq!(&*running.canary().revision, "after-a-reload");
+        drop(hung);
+        let kept = || std::fs::read_to_string(&path).is_ok_and(|text| text.contains("after-a-reload"));
+        assert!(crate::background::until(Duration::from_secs(60), TICK, kept).await, "written at last");
     }
 
     #[tokio::test(start_paused = true)]

@@ -29,7 +29,9 @@ pub(super) struct Rollout {
     pub(super) plan: Plan,
     /// Changed since the state was written.
     pub(super) is_dirty: bool,
-    /// Why the last write of the state failed.
+    /// The state is being written as it was a moment ago.
+    pub(super) is_being_written: bool,
+    /// Why the last write of the state failed, or does not end.
     pub(super) unwritten: Option<String>,
     info: Json,
     /// Names of the route's other pools.
@@ -86,6 +88,7 @@ impl Rollout {
             judge: Judge::new(canary, &saved.evidence),
             plan: saved.plan,
             is_dirty: false,
+            is_being_written: false,
             unwritten: None,
             info,
             baseline: baseline.collect(),
@@ -116,6 +119,17 @@ impl Rollout {
             known_bad(&mut self.plan, acts);
             self.is_dirty = true;
         }
+    }
+
+    /// Takes why its state is not written, if it is not, and logs a change.
+    pub(super) fn unwritten(&mut self, error: Option<String>) {
+        let route = &self.route;
+        match (&self.unwritten, &error) {
+            (None, Some(error)) => tracing::warn!(error, %route, "route.canary.state cannot be written"),
+            (Some(_), None) => tracing::info!(%route, "route.canary.state is written again"),
+            _ => {}
+        }
+        self.unwritten = error;
     }
 
     /// Takes over what the same revision had seen under another configuration.

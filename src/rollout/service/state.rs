@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
@@ -77,21 +78,23 @@ pub(super) enum Others {
     Lost,
 }
 
-/// Writes the state of a route, beside those of others. Of two gateways with one file the later word of an operator or a breach stays.
+/// Writes the states of routes, beside those of others. Of two gateways with one file the later word of an operator or a breach stays.
 ///
 /// # Errors
 /// A file that cannot be read at this moment, or not be written: it stays as it is.
-pub(super) fn write(path: &Path, route: &str, mut saved: Saved) -> io::Result<Others> {
+pub(super) fn write(path: &Path, states: Vec<(Arc<str>, Saved)>) -> io::Result<Others> {
     let (mut routes, others) = match read_all(path) {
         Ok(routes) => (routes, Others::Kept),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => (BTreeMap::new(), Others::Lost),
         Err(error) => return Err(error),
     };
-    let there = routes.remove(route).filter(|there| there.identity == saved.identity);
-    if let Some(there) = there.filter(|there| there.plan.acts > saved.plan.acts) {
-        saved.plan = there.plan;
+    for (route, mut saved) in states {
+        let there = routes.remove(&*route).filter(|there| there.identity == saved.identity);
+        if let Some(there) = there.filter(|there| there.plan.acts > saved.plan.acts) {
+            saved.plan = there.plan;
+        }
+        routes.insert(route.to_string(), saved);
     }
-    routes.insert(route.to_owned(), saved);
     state_file::write(path, &StateFile { routes }).map(|()| others)
 }
 
@@ -114,13 +117,13 @@ mod tests {
             ..Saved::default()
         };
         let state = || read_all(&path).unwrap()["chat"].plan.state;
-        write(&path, "chat", saved("r2", RolloutState::Running, 0)).unwrap();
-        write(&path, "chat", saved("r2", RolloutState::RolledBack, 5)).unwrap();
-        write(&path, "chat", saved("r2", RolloutState::Running, 0)).unwrap();
+        write(&path, vec![("chat".into(), saved("r2", RolloutState::Running, 0))]).unwrap();
+        write(&path, vec![("chat".into(), saved("r2", RolloutState::RolledBack, 5))]).unwrap();
+        write(&path, vec![("chat".into(), saved("r2", RolloutState::Running, 0))]).unwrap();
         assert_eq!(state(), RolloutState::RolledBack, "the other gateway has not seen it");
-        write(&path, "chat", saved("r2", RolloutState::Running, 6)).unwrap();
+        write(&path, vec![("chat".into(), saved("r2", RolloutState::Running, 6))]).unwrap();
         assert_eq!(state(), RolloutState::Running, "resumed by an operator");
-        let written = write(&path, "chat", saved("r3", RolloutState::Running, 0)).unwrap();
+        let written = write(&path, vec![("chat".into(), saved("r3", RolloutState::Running, 0))]).unwrap();
         assert_eq!(written, Others::Kept);
         assert_eq!(read_all(&path).unwrap()["chat"].identity, "r3", "another revision");
     }
