@@ -1,7 +1,7 @@
 //! Usage for the bill: requests, tokens and engine seconds by tenant, model and API key, by hour and, later, by day (UTC).
 //!
 //! Counted where the metrics of tenants are, so the figures add up with theirs. Pure: time is an argument. Bounded: an hour
-//! with too many rows counts further keys as `other`, and beyond [`MAX_ROWS`] the oldest span is dropped.
+//! with too many rows counts further keys as `other`, and beyond [`MAX_ROWS`] of days the oldest day is dropped.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -12,8 +12,9 @@ use std::time::SystemTime;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use super::rfc3339;
 use super::stages::{self, Stage, StageTime};
-use crate::clock::since_epoch;
+use crate::clock::{since_epoch, wall_second};
 use crate::labels::{LabelHasher, OTHER};
 use crate::record::Record;
 
@@ -230,12 +231,21 @@ impl Spans {
         for (from, span) in over {
             self.days.entry(from / DAY * DAY).or_default().merge(span);
         }
-        let mut rows: usize = self.days.values().chain(self.hours.values()).map(|span| span.rows.len()).sum();
+        let mut rows: usize = self.days.values().map(|span| span.rows.len()).sum();
         let oldest = now.saturating_sub(DAYS_KEPT);
         while let Some(day) = self.days.first_entry()
             && (rows > MAX_ROWS || *day.key() < oldest)
         {
-            rows -= day.remove().rows.len();
+            let (from, span) = day.remove_entry();
+            if from >= oldest {
+                let day = rfc3339::utc(wall_second(from));
+                tracing::warn!(
+                    day,
+                    rows,
+                    "usage of the oldest day is dropped: all days have {MAX_ROWS} rows"
+                );
+            }
+            rows -= span.rows.len();
             has_changed = true;
         }
         has_changed
@@ -248,7 +258,7 @@ const DAY: u64 = 24 * HOUR;
 const DAYS_KEPT: u64 = 400 * DAY;
 const HOURS_KEPT: u64 = 2 * DAY;
 const MAX_ROWS_A_SPAN: usize = 20_000;
-/// Of all days; about 40 MB.
+/// Of all days; about 40 MB. Those of hours are no reason to drop a day: a bill needs it.
 const MAX_ROWS: usize = 250_000;
 
 #[cfg(test)]
@@ -256,7 +266,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::clock::wall_second;
     use crate::observe::fixture;
     use crate::units::Tokens;
 
@@ -309,6 +318,29 @@ mod tests {
         let whole = 20_000 * DAY..20_003 * DAY + HOUR;
         assert_eq!(counted, Some(whole), "from the first span's beginning to the last one's end");
         assert!(after.fold(day(500, 0), |spans, _, _| spans.days.is_empty()), "kept for 400 days");
+    }
+
+    #[test]
+    fn busy_hours_take_no_earlier_day() {
+        let of = |rows: usize| {
+            let mut span = Span::default();
+            let payer = |i| Payer { tenant: format!("t{i}").into(), model: "m".into(), key: "k".into() };
+            (0..rows).for_each(|i| span.add(payer(i), &Used { requests: 1, ..Used::default() }));
+            span
+        };
+        let first = 20_000 * DAY;
+        let (an_hour, a_day) = (of(MAX_ROWS_A_SPAN), of(5));
+        let hours =
+            (0..=MAX_ROWS / MAX_ROWS_A_SPAN).map(|hour| (first + hour as u64 * HOUR, an_hour.clone()));
+        let days = (1..=3).map(|before| (first - before * DAY, a_day.clone()));
+        let usage = Usage::default();
+        usage.restore(Spans::new(days.collect(), hours.collect(), 0));
+        assert_eq!(usage.fold(day(0, 13), |spans, _, _| spans.days.len()), 3);
+        let full = of(2 * MAX_ROWS_A_SPAN);
+        let days = (1..=8).map(|before| (first - before * DAY, full.clone()));
+        usage.restore(Spans::new(days.collect(), BTreeMap::new(), 0));
+        let kept = usage.fold(day(0, 13), |spans, _, _| spans.days.keys().copied().collect::<Vec<_>>());
+        assert_eq!(kept, [6, 5, 4, 3, 2, 1].map(|before| first - before * DAY), "the newest that fit");
     }
 
     #[test]
