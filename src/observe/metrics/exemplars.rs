@@ -47,6 +47,13 @@ impl Exemplars {
         }
     }
 
+    /// Forgets the series of all other revisions.
+    pub(super) fn forget_revisions(&self, is_kept: impl Fn(&str) -> bool) {
+        self.0
+            .lock()
+            .retain(|(_, values), _| values.get(REVISION_AT).is_none_or(|revision| is_kept(revision)));
+    }
+
     /// The exemplars of a series, one entry a bucket; empty for families without exemplars.
     pub(super) fn of<'a>(
         &self,
@@ -62,4 +69,7 @@ impl Exemplars {
 pub(super) const TTFT: &str = "tokenway_time_to_first_token_seconds";
 pub(super) const DURATION: &str = "tokenway_request_duration_seconds";
 const FAMILIES: [&str; 2] = [TTFT, DURATION];
+/// Of label `revision` among the names of either, sorted: class, model, revision, route, tenant.
+const REVISION_AT: usize = 2;
+/// Of the revisions that are in use.
 const MAX_SERIES: usize = 2_000;

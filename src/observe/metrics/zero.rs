@@ -47,6 +47,7 @@ impl Metrics {
         // Handles of series that are gone.
         self.by_request.retain(|key, _| is_kept(&key.revision));
         self.by_stream.retain(|key, _| is_kept(&key.revision));
+        self.exemplars.forget_revisions(&is_kept);
         if let Some(exponentials) = &self.exponentials {
             exponentials.forget_revisions(is_kept);
         }
@@ -108,17 +109,39 @@ const REVISION: &str = "revision";
 
 #[cfg(test)]
 mod tests {
+    use super::super::Exposition;
     use super::*;
     use crate::clock::Clock;
     use crate::config::check::check_str;
+    use crate::observe::{Judgement, fixture};
+
+    fn of(revision: &str) -> Config {
+        let pool = format!("name = \"p\"\nrevision = \"{revision}\"\nreplicas = [\"http://127.0.0.1:1\"]");
+        check_str("f.toml", &format!("[[pool]]\n{pool}\n[[route]]\nmodel = \"m\"\n"), &|_| None).unwrap()
+    }
+
+    #[test]
+    fn a_new_revision_has_exemplars_however_many_came_before() {
+        let metrics = Metrics::new(&of("r0"), Clock::start());
+        for revision in (0..40).map(|n| format!("r{n}")) {
+            metrics.follow_config(&of(&revision));
+            let mut record = fixture::stream();
+            Arc::make_mut(&mut record.attempts[0].served).revision = revision.as_str().into();
+            for model in 0..50 {
+                record.model = format!("m{model}").into();
+                metrics.record(&record, &Judgement::of(&record), true);
+                metrics.exemplar(&record);
+            }
+            let page = metrics.render_as(&[], Exposition::OpenMetrics);
+            let own = |line: &&str| {
+                line.contains(&format!("revision=\"{revision}\"")) && line.contains("# {trace_id")
+            };
+            assert_eq!(page.lines().filter(own).count(), 50, "{revision}");
+        }
+    }
 
     #[test]
     fn a_change_that_is_read_twice_takes_no_series() {
-        let of = |revision: &str| {
-            let pool =
-                format!("name = \"p\"\nrevision = \"{revision}\"\nreplicas = [\"http://127.0.0.1:1\"]");
-            check_str("f.toml", &format!("[[pool]]\n{pool}\n[[route]]\nmodel = \"m\"\n"), &|_| None).unwrap()
-        };
         let metrics = Metrics::new(&of("old"), Clock::start());
         for (revision, is_kept) in [("new", true), ("new", true), ("newer", false)] {
             metrics.follow_config(&of(revision));
