@@ -47,9 +47,14 @@ impl Redact {
         match serde_json::from_slice(body) {
             Ok(json) if body.len() <= limit => self.json(json),
             _ => {
+                let text = String::from_utf8_lossy(body);
+                let (text, mark) = match tokens_at(&text).filter(|_| !self.is_empty()) {
+                    Some(at) => (text.get(..at).unwrap_or_default(), REDACTED),
+                    None => (&*text, ""),
+                };
                 // Escapes would hide from a pattern what it is for.
-                let text = unescaped(&String::from_utf8_lossy(body));
-                crate::record::cut(&self.text(&text), limit).into()
+                let text = self.text(&unescaped(text)).into_owned() + mark;
+                crate::record::cut(&text, limit).into()
             }
         }
     }
@@ -72,13 +77,44 @@ impl Redact {
                 .into_iter()
                 .map(|(name, value)| match name.as_str() {
                     // Tokens one by one show what no pattern sees.
-                    _ if TOKENS.contains(&&*name) && !value.is_null() => (name, REDACTED.into()),
+                    _ if is_tokens(&name, &value) => (name, REDACTED.into()),
                     _ => (self.text(&name).into_owned(), self.json(value)),
                 })
                 .collect(),
             json => json,
         }
     }
+}
+
+/// Whether a member holds tokens one by one.
+fn is_tokens(name: &str, value: &Json) -> bool {
+    fn has_ids(value: &Json) -> bool {
+        value
+            .as_array()
+            .and_then(|list| list.first())
+            .is_some_and(|first| first.is_number() || has_ids(first))
+    }
+    (TOKENS.contains(&name) && (value.is_array() || value.is_object()))
+        || (TOKENS_OR_TEXT.contains(&name) && has_ids(value))
+}
+
+/// Where the first value of such a member begins, in JSON that may have been cut anywhere. In a string its name would have escaped quotes.
+fn tokens_at(text: &str) -> Option<usize> {
+    let begins = |name: &str, is_it: fn(&str) -> bool| {
+        let named = format!("\"{name}\"");
+        text.match_indices(&named).find_map(|(at, _)| {
+            let rest = text.get(at + named.len()..)?.trim_start().strip_prefix(':')?.trim_start();
+            is_it(rest).then_some(text.len() - rest.len())
+        })
+    };
+    let lists = TOKENS.iter().filter_map(|name| begins(name, |value| value.starts_with(['[', '{'])));
+    let ids = TOKENS_OR_TEXT.iter().filter_map(|name| begins(name, has_ids_first));
+    lists.chain(ids).min()
+}
+
+fn has_ids_first(value: &str) -> bool {
+    let first = value.trim_start_matches(|c: char| c == '[' || c.is_whitespace());
+    value.starts_with('[') && first.starts_with(|c: char| c.is_ascii_digit())
 }
 
 /// Text of JSON that may have been cut anywhere, with its escapes replaced.
@@ -117,8 +153,10 @@ fn unescape(escape: &str) -> (char, usize) {
     }
 }
 
-/// Members that hold an answer's or a prompt's tokens.
-const TOKENS: [&str; 4] = ["logprobs", "prompt_logprobs", "token_ids", "prompt_token_ids"];
+/// Members that hold an answer's or a prompt's tokens in a list or an object.
+const TOKENS: [&str; 5] = ["logprobs", "prompt_logprobs", "token_ids", "prompt_token_ids", "token_strs"];
+/// Those that do where it is a list of numbers.
+const TOKENS_OR_TEXT: [&str; 3] = ["prompt", "input", "tokens"];
 /// Stands for what was taken out.
 pub(super) const REDACTED: &str = "[redacted]";
 const MARK: regex::NoExpand<'static> = regex::NoExpand(REDACTED);
@@ -165,6 +203,44 @@ mod tests {
             "token_ids": null,
         }] });
         assert_eq!(redact.body(body.to_string().as_bytes(), 1000), expected);
+    }
+
+    #[test]
+    fn a_body_that_was_cut_shows_no_tokens_either() {
+        let redact = redact(&[r"\b\d{13,19}\b"]);
+        let tokens = json!([{ "token": "4929" }, { "token": "0000" }]);
+        for answer in [
+            json!({ "choices": [{ "a": "kept", "logprobs": { "content": tokens } }] }),
+            json!({ "a": "kept", "prompt_logprobs": tokens }),
+            json!({ "a": "kept", "token_strs": ["4929", "0000"] }),
+            json!({ "a": "kept", "tokens": [4929, 0] }),
+            json!({ "a": "kept", "prompt": [[4929, 0], [1, 2]] }),
+            json!({ "a": "kept", "input": [4929, 0] }),
+        ] {
+            for body in [serde_json::to_vec(&answer).unwrap(), serde_json::to_vec_pretty(&answer).unwrap()] {
+                for cut in [0, 1, 2, 6] {
+                    let shown = redact.body(&body[..body.len() - cut], 1000).to_string();
+                    assert!(shown.contains("kept") && shown.contains(REDACTED), "{shown}");
+                    assert!(!shown.contains("4929"), "{shown}");
+                }
+                assert!(!redact.body(&body, body.len() - 1).to_string().contains("4929"), "{answer}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_only_named_like_tokens_stays() {
+        let redact = redact(&[r"\b\d{13,19}\b"]);
+        let body = json!({
+            "logprobs": true,
+            "prompt_logprobs": null,
+            "messages": [{ "content": "{\"tokens\": [4929]}", "input": { "n": [1] } }],
+            "input": ["some", "texts"],
+            "tools": [{ "properties": { "tokens": { "type": "integer" } } }],
+        });
+        let text = body.to_string();
+        assert_eq!(redact.body(text.as_bytes(), 1000), body);
+        assert_eq!(redact.body(&text.as_bytes()[..text.len() - 1], 1000), unescaped(&text[..text.len() - 1]));
     }
 
     #[test]
