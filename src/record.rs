@@ -514,6 +514,21 @@ impl Record {
         self.turned_away.is_none() && !self.attempts.iter().any(is_earlier)
     }
 
+    /// The attempt that was silent, and that of a hedge which brought the first token in its place.
+    pub fn outrun(&self) -> Option<(&Attempt, &Attempt)> {
+        let won = self.begun_by().filter(|made| made.cause == AttemptCause::Hedge)?;
+        let before = self.attempts.iter().rev().skip_while(|made| !std::ptr::eq(*made, won)).nth(1);
+        // One that failed by itself was no longer waited for.
+        Some((before.filter(|made| made.is_canceled)?, won))
+    }
+
+    /// The attempt whose the time to the first token that `begun` brought is; of a hedge it is that of the silent one, at least. `None`
+    /// where another replica, or a queue, had the request before.
+    pub fn ttft_of<'a>(&'a self, begun: &'a Attempt) -> Option<&'a Attempt> {
+        let waited = self.outrun().map_or(begun, |(silent, _)| silent);
+        self.is_first(waited).then_some(waited)
+    }
+
     /// Whether it was sent more than once, its two legs apart.
     pub fn is_repeated(&self) -> bool {
         self.attempts.iter().filter(|made| !made.is_prefill_leg()).count() > 1
@@ -596,7 +611,8 @@ impl Record {
 
     /// Whether a tenth of its wait for the first token, or more, was expected to be for prompts ahead of it.
     pub fn has_queued(&self) -> bool {
-        let expected = self.attempts.last().and_then(|made| made.expected);
+        let asked = self.outrun().map(|(silent, _)| silent).or(self.attempts.last());
+        let expected = asked.and_then(|made| made.expected);
         expected.is_some_and(|expected| expected.queue * 9 > expected.prefill)
     }
 
@@ -657,8 +673,8 @@ pub struct FirstToken<'a> {
 }
 
 impl FirstToken<'_> {
-    /// Whether part of `ttft` is of a replica that failed it before, or of a queue that refused it.
-    pub fn is_retried(&self) -> bool {
-        self.record.attempts.last().is_some_and(|made| !self.record.is_first(made))
+    /// Whose `ttft` is: see [`Record::ttft_of`].
+    pub fn waited_at(&self) -> Option<&Served> {
+        self.record.ttft_of(self.record.attempts.last()?).map(|made| &*made.served)
     }
 }

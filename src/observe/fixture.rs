@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::clock::Stamp;
 use crate::record::{
-    Attempt, ClientInfo, DecisionSummary, Moments, Opening, Outcome, Record, Served, TokenCounts,
+    Attempt, AttemptCause, ClientInfo, DecisionSummary, Moments, Opening, Outcome, Record, Served,
+    TokenCounts,
 };
 use crate::request::class::Class;
 use crate::request::dialect::Dialect;
@@ -109,4 +110,24 @@ pub(crate) fn stream() -> Record {
         bytes_out: 9000,
         ..Record::open(opening)
     }
+}
+
+/// The same where replica `gpu-b:8000` was silent, and after 100 ms a hedge was sent that won.
+pub(crate) fn hedged() -> Record {
+    let mut record = stream();
+    let late = Attempt {
+        served: Served { replica: "gpu-b:8000".into(), ..served() }.into(),
+        span: 0xa0,
+        is_canceled: true,
+        connected: Some(at(1014)),
+        head: None,
+        end: at(1210),
+        status: None,
+        ..attempt()
+    };
+    let (start, connected, head) = (at(1112), Some(at(1115)), Some(at(1120)));
+    let won = Attempt { cause: AttemptCause::Hedge, start, connected, head, ..attempt() };
+    record.attempts = vec![late, won];
+    (record.at.connected, record.at.first_byte) = (connected, head);
+    record
 }

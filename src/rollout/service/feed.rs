@@ -182,10 +182,10 @@ impl Feed {
 impl Tap for Feed {
     fn first_token(&self, first: &FirstToken<'_>) {
         // Loading, compiling and empty caches are no property of a revision, nor is what was lost elsewhere.
-        if first.is_cold || first.record.is_filling() || first.is_retried() {
+        if first.is_cold || first.record.is_filling() {
             return;
         }
-        let FirstToken { record, served, ttft, .. } = first;
+        let (Some(served), FirstToken { record, ttft, .. }) = (first.waited_at(), first) else { return };
         if let Some(arm) = self.arm_of(&record.route, served) {
             let (ttft, conversation) = (ttft.as_secs_f64(), record.conversation);
             let replica = id(&served.pool, &served.replica);
@@ -242,6 +242,7 @@ impl Tap for Feed {
         let output = record.tokens.output.filter(|_| record.dialect.generates());
         let per_token = |seconds: f64| seconds / output.map_or(1.0, |tokens| tokens.0.max(1) as f64);
         let answer_time = record.answered().filter(|_| is_unary && record.outcome == Outcome::Ok && !is_cold);
+        let sent = |answer: &Attempt| record.outrun().map_or(answer.start, |(silent, _)| silent.start);
         let ended = Ended {
             record: Arc::clone(record),
             attempts: attempts.collect(),
@@ -250,7 +251,7 @@ impl Tap for Feed {
             lost: lost.next(),
             is_answered: is_answered || is_over,
             censored: if is_open && !is_cold && !is_retried { waited() } else { None },
-            answer_time: answer_time.map(|answer| per_token(answer.end.since(answer.start).as_secs_f64())),
+            answer_time: answer_time.map(|answer| per_token(answer.end.since(sent(answer)).as_secs_f64())),
             brevity: brevity(record).filter(|_| record.outcome == Outcome::Ok),
             is_at_limit: is_at_limit(record).filter(|_| record.outcome == Outcome::Ok),
             is_slo_missed: match judgement.verdict {
@@ -376,5 +377,33 @@ mod tests {
         };
         assert_eq!(arm(None), Some(Arm::Canary));
         assert_eq!(arm(Some("after-a-reload")), None);
+    }
+
+    #[test]
+    fn what_a_hedge_was_sent_for_is_late_and_what_failed_before_is_another_s() {
+        let mut record = fixture::hedged();
+        let (feed, mut seen) = feed(&record, None);
+        let mut first_token = |record: &Record| {
+            let served = record.served().unwrap();
+            let ttft = record.ttft().unwrap();
+            feed.first_token(&FirstToken { record, served, ttft, predicted: None, is_cold: false });
+            match seen.try_recv().ok()?.seen {
+                Seen::FirstToken { arm, replica, ttft, .. } => Some((arm, replica, ttft)),
+                _ => panic!("a first token"),
+            }
+        };
+        let late = id("llama", "gpu-b:8000");
+        assert_eq!(first_token(&record), Some((Arm::Canary, late, 0.2)), "it took that long or longer");
+        (record.attempts[0].is_canceled, record.attempts[0].error) = (false, Some("closed_before_head"));
+        assert_eq!(first_token(&record), None);
+    }
+
+    #[test]
+    fn an_answer_in_one_piece_after_a_hedge_took_as_long_as_its_client_waited() {
+        let mut record = Record { is_stream: false, ..fixture::hedged() };
+        (record.at.first_token, record.at.last_token, record.tokens.output) = (None, None, None);
+        record.attempts[1].end = record.at.head.after(Duration::from_millis(1012));
+        let (feed, mut seen) = feed(&record, None);
+        assert_eq!(ended(&feed, &mut seen, &record).unwrap().answer_time, Some(1.0));
     }
 }
