@@ -581,7 +581,13 @@ impl Exchange {
             flight.pick().failed(failure, now);
             picker::note_tried(&mut self.tried, flight.pick());
         }
-        failed.map_or_else(|| flight.lost_entry(now), |failed| flight.entry(failed, now))
+        match failed {
+            Some(failed) => flight.entry(failed, now),
+            None => record::Attempt {
+                seen: flight.pick().replica.engine.seen(flight.times.start, now),
+                ..flight.lost_entry(now)
+            },
+        }
     }
 
     pub(super) fn note_decision(&mut self, pick: &Pick) {

@@ -4,7 +4,8 @@
 //! the stage in which it ended. The wait for the first token is split by the engine's reported times (`measured`), else
 //! by its pages that were read meanwhile, else by the predicted times, else, before anything was learned, by how many requests waited
 //! at the replica (all `estimated`). Of a prompt that another replica computed, or was to compute, the wait there is split so, and
-//! the wait for its first token here is the transfer of its KV, also where that did not come.
+//! the wait for its first token here is the transfer of its KV, also where that did not come. Until a hedge was sent a request waited at
+//! the engine that was silent.
 
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ pub(crate) type StageTimes = SmallVec<[StageTime; 12]>;
 
 /// The stages that a request reached, in order. Of several legs each has the time of all.
 pub(crate) fn stages(record: &Record) -> StageTimes {
-    if record.legs().next().is_none() {
+    if record.legs().next().is_none() && record.outrun().is_none() {
         return by_leg(record);
     }
     let mut stages = StageTimes::new();
@@ -64,7 +65,10 @@ pub(crate) fn by_leg(record: &Record) -> StageTimes {
         }
     }
     for (stage, leg) in record.legs() {
-        cursor.leg(stage, leg);
+        cursor.leg(stage, leg, leg.end);
+    }
+    if let Some((silent, hedge)) = record.outrun().filter(|(silent, _)| silent.connected.is_some()) {
+        cursor.leg(Stage::Prefill, silent, hedge.start);
     }
     let time = cursor.until(at.connected.unwrap_or(at.end));
     cursor.push(Stage::Connect, time, StageSource::Measured);
@@ -169,11 +173,11 @@ impl StageCursor {
         self.times.push(StageTime { stage, duration, source });
     }
 
-    /// A leg before the attempt that was answered.
-    fn leg(&mut self, stage: Stage, leg: &Attempt) {
-        let connect = self.until(leg.connected.unwrap_or(leg.end));
+    /// An attempt before the one that was answered, until `end`.
+    fn leg(&mut self, stage: Stage, leg: &Attempt, end: Stamp) {
+        let connect = self.until(leg.connected.unwrap_or(end).min(end));
         self.push(Stage::Connect, connect, StageSource::Measured);
-        let wait = self.until(leg.end);
+        let wait = self.until(end);
         match stage {
             Stage::KvTransfer => self.push(stage, wait, StageSource::Measured),
             _ => self.split(wait, None, Some(leg)),
@@ -465,5 +469,24 @@ mod tests {
             assert_eq!(names(&record).last().unwrap().0, stage, "{n} moments");
             assert_eq!(sum(&record), record.duration(), "{n} moments");
         }
+    }
+
+    #[test]
+    fn what_a_hedge_was_sent_for_waited_at_its_engine() {
+        let mut record = fixture::hedged();
+        let of = |record: &Record, name| {
+            names(record).into_iter().find(|(stage, ..)| *stage == name).map_or(0, |(_, millis, _)| millis)
+        };
+        assert_eq!((of(&record, "connect"), of(&record, "prefill")), (5, 193), "{:?}", names(&record));
+        assert_eq!(sum(&record), record.duration());
+        record.attempts[0].expected = Some(ExpectedWait { queue: ms(30), prefill: ms(60) });
+        let times = EngineTimes { queue: Some(ms(5)), prefill: Some(ms(90)), ..EngineTimes::default() };
+        record.engine = Some(times);
+        let (queue, prefill) = (of(&record, "engine_queue"), of(&record, "prefill"));
+        assert_eq!((queue, prefill), (37, 155), "each engine's part: {:?}", names(&record));
+        assert_eq!(sum(&record), record.duration());
+        // The first one had no connection by then.
+        record.attempts[0].connected = None;
+        assert_eq!(of(&record, "connect"), 103);
     }
 }

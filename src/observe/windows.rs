@@ -12,7 +12,7 @@ use super::latency::{LatencySeries, Measure, Newest, SeriesMap, Step, Window};
 use super::stages::StageTime;
 use crate::clock::Stamp;
 use crate::labels::{OTHER, labels};
-use crate::record::Record;
+use crate::record::{Attempt, Record};
 use crate::request::class::Class;
 use crate::stage::{ByStage, Stage};
 use crate::stats::Counts;
@@ -170,10 +170,13 @@ impl Windows {
             ended(part);
         }
         if let Some(begun) = record.begun_by() {
-            let series = self.replicas.series(&begun.served.replica, MAX_REPLICAS, || OTHER.into());
+            let series =
+                |made: &Attempt| self.replicas.series(&made.served.replica, MAX_REPLICAS, || OTHER.into());
             // Neither the time at another replica before, nor the pace of a stream that was continued is its own.
-            series.observe(Measure::Ttft, ttft.filter(|_| record.is_first(begun)), now);
-            series.observe(Measure::Tpot, tpot.filter(|_| record.migrations == 0), now);
+            if let Some(waited) = record.ttft_of(begun) {
+                series(waited).observe(Measure::Ttft, ttft, now);
+            }
+            series(begun).observe(Measure::Tpot, tpot.filter(|_| record.migrations == 0), now);
         }
         Some((series, is_tail))
     }
@@ -263,7 +266,7 @@ mod tests {
     use crate::clock::seconds as second;
     use crate::observe::fixture;
     use crate::observe::stages::stages;
-    use crate::record::{Attempt, AttemptCause, Served};
+    use crate::record::{AttemptCause, Served};
 
     fn key(route: &str) -> WindowKey {
         WindowKey { route: route.into(), model: "m".into(), revision: "v1".into() }
@@ -403,5 +406,14 @@ mod tests {
         assert!(tenants.len() <= MAX_TENANTS + 1, "{}", tenants.len());
         let other = tenants.iter().find(|view| view.part.as_deref() == Some("other")).unwrap();
         assert!(other.of(Measure::Duration).count() > 800);
+    }
+
+    #[test]
+    fn a_first_token_that_a_hedge_brought_is_late_at_the_replica_that_was_silent() {
+        let (windows, record) = (Windows::default(), fixture::hedged());
+        windows.record(&record);
+        let of = |name, measure| count(&windows, &record, (Dimension::Replica, name), measure);
+        assert_eq!((of("gpu-b:8000", Measure::Ttft), of("gpu-a:8000", Measure::Ttft)), (1, 0));
+        assert_eq!((of("gpu-b:8000", Measure::Tpot), of("gpu-a:8000", Measure::Tpot)), (0, 1));
     }
 }

@@ -165,8 +165,8 @@ impl Metrics {
         }
         let ttft = first.ttft.as_secs_f64();
         // Of a request that was elsewhere before, most of it is another replica's.
-        if first.waited_at().is_some_and(|served| std::ptr::eq(served, first.served)) {
-            self.replica_series(&first.served.pool, &first.served.replica).ttft.observe(ttft);
+        if let Some(served) = first.waited_at() {
+            self.replica_series(&served.pool, &served.replica).ttft.observe(ttft);
         }
         if let Some(predicted) = first.predicted.map(|p| p.as_secs_f64()).filter(|p| *p > 0.0) {
             self.families.requests.prediction_error.observe((ttft - predicted).abs());

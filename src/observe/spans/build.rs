@@ -65,7 +65,8 @@ fn at_work(record: &Record, at: Stamp) -> Option<&Attempt> {
     let continuation = continuations(record).rfind(|attempt| attempt.start <= at);
     let leg = || record.legs().map(|(_, leg)| leg).find(|leg| at < leg.end);
     let answered = || record.attempts.iter().rfind(|attempt| attempt.cause != AttemptCause::Migration);
-    continuation.or_else(leg).or_else(answered)
+    let silent = || record.outrun().filter(|(_, hedge)| at < hedge.start).map(|(silent, _)| silent);
+    continuation.or_else(leg).or_else(silent).or_else(answered)
 }
 
 /// All spans of a request, the root first.
@@ -325,5 +326,14 @@ mod tests {
         let spans = spans(&record, &Clock::start());
         assert_eq!(spans.len(), 1);
         assert_eq!(spans[0].status, Some(failed("no_ready_replica")));
+    }
+
+    #[test]
+    fn the_wait_before_a_hedge_is_below_the_attempt_that_was_late() {
+        let expected = [("prefill", 14, 112, 0xa0), ("prefill", 115, 210, 0xa1), ("decode", 210, 1300, 0xa1)];
+        assert_eq!(
+            stage_spans(&fixture::hedged()),
+            expected.map(|(name, a, b, at)| (name.to_owned(), a, b, at))
+        );
     }
 }

@@ -32,13 +32,18 @@ fn silent() -> Vec<Step> {
 #[tokio::test]
 async fn the_second_replica_answers_where_the_first_says_nothing() {
     let pair = pair(1.0, silent()).await;
-    let before = first_tokens(&pair.gateway, &pair.good.name());
+    let [before, late] = [&pair.good, &pair.bad].map(|replica| first_tokens(&pair.gateway, &replica.name()));
     let reply = pair.post(CHAT).await;
     assert_eq!((reply.status(), reply.text(), reply.body.is_complete), (200, &*clean(), true));
     assert_eq!(reply.field("x-tokenway-replica"), Some(&*pair.good.name()));
     pair.bad.abandoned(1).await;
     assert_eq!(hedges(&pair.gateway), [1, 0, 0]);
     assert_eq!(first_tokens(&pair.gateway, &pair.good.name()), before, "the other's silence would be in it");
+    assert_eq!(
+        first_tokens(&pair.gateway, &pair.bad.name()),
+        late + 1,
+        "it was silent for that long at least"
+    );
     assert_eq!(pair.gateway.state_of(&pair.bad), ReplicaState::Ready, "the loser is not charged");
     assert!(!pair.gateway.page().contains("tokenway_retries_total{") && pair.gateway.ended("failed") == 0.0);
 }
