@@ -205,9 +205,14 @@ impl App {
         self.stop(grace).await;
     }
 
-    /// Stops accepting and closes every connection: idle ones at once, others when what they write is written, at the
-    /// latest after `grace`.
+    /// [`App::stop_within`], with time for a slow disk.
     pub async fn stop(&self, grace: Duration) {
+        self.stop_within(grace, STATES_GRACE).await;
+    }
+
+    /// Stops accepting and closes every connection: idle ones at once, others when what they write is written, at the
+    /// latest after `grace`. Then states are written, which takes `states` at most.
+    pub async fn stop_within(&self, grace: Duration, states: Duration) {
         let Serving { tracker, closing, stopped, cut_off, .. } = &self.serving;
         closing.cancel();
         stopped.cancel();
@@ -224,10 +229,18 @@ impl App {
             let _ = tokio::time::timeout(DROP_GRACE, tracker.wait()).await;
         }
         self.gateway.observer.settle();
-        budgets::keep(&self.gateway);
-        usage::keep(&self.gateway);
-        if let Some(snapshot) = &self.snapshot {
-            snapshot.keep();
+        let (gateway, snapshot) = (Arc::clone(&self.gateway), self.snapshot.clone());
+        let keeping = tokio::task::spawn_blocking(move || {
+            budgets::keep(&gateway);
+            usage::keep(&gateway);
+            if let Some(snapshot) = snapshot {
+                snapshot.keep();
+            }
+        });
+        if tokio::time::timeout(states, keeping).await.is_err() {
+            tracing::warn!(
+                "the disk of the state files does not answer: what changed in the last half minute is lost"
+            );
         }
     }
 
@@ -295,6 +308,8 @@ fn note_expiry(observer: &Observer, config: &Config, clock: Clock) {
 
 /// For the error events of streams that the end of the drain cut.
 const ERROR_EVENT_GRACE: Duration = Duration::from_secs(2);
+/// Some hours are worth more than an exit within half a second, where the disk is slow.
+const STATES_GRACE: Duration = Duration::from_secs(5);
 const DROP_GRACE: Duration = Duration::from_millis(50);
 /// A probe of an idle engine takes milliseconds, of a busy one some hundred; one that loads its model longer than anybody would wait.
 const FIRST_PROBES: Duration = Duration::from_secs(1);

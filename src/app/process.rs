@@ -20,7 +20,7 @@ use super::launch::watched;
 pub use super::launch::{Front, Launch};
 use super::observers::Observers;
 use super::signals::{self, Signal};
-use super::{App, StartError};
+use super::{App, STATES_GRACE, StartError};
 use crate::admin::{self, AdminState, Control};
 use crate::background::{Background, boxed};
 use crate::clock::Clock;
@@ -232,7 +232,7 @@ impl Running {
             () = cut => true,
         };
         if is_cut {
-            self.app.stop(Duration::ZERO).await;
+            self.app.stop_within(Duration::ZERO, CUT_STATES_GRACE).await;
             self.close_rest(CUT_GRACE, CUT_GRACE).await;
         }
     }
@@ -353,8 +353,8 @@ async fn second_signal(signals: &mut mpsc::Receiver<Signal>) {
 
 /// As [`Shutdown::grace`], after a second signal.
 const CUT_GRACE: Duration = Duration::from_millis(50);
-/// A canary's hours are worth more than an exit within half a second, where the disk is slow.
-const STATES_GRACE: Duration = Duration::from_secs(5);
+/// A second signal ends the process within half a second, however slow the disk is.
+const CUT_STATES_GRACE: Duration = Duration::from_millis(250);
 const FOLLOW_WALL_EVERY: Duration = Duration::from_secs(10);
 const THREADS_GRACE: Duration = Duration::from_millis(20);
 

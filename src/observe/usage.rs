@@ -82,6 +82,8 @@ pub struct Usage {
     /// What requests count into, by hour: taken whole, so that a reader never holds them up.
     live: Mutex<BTreeMap<u64, Span>>,
     spans: Mutex<Spans>,
+    /// Held while they are shown: one writer at a time.
+    showing: Mutex<()>,
 }
 
 /// Spans by their first second since 1970.
@@ -126,14 +128,20 @@ impl Usage {
         self.live.lock().entry(hour).or_default().add(payer, used);
     }
 
-    /// Folds the hours of days long over into days, and shows everything: with whether hours and days have changed since the last
-    /// call.
+    /// Folds the hours of days long over into days, and shows a copy of what has changed since the last call: with whether hours and
+    /// days have. `show` may wait for a disk, and no reader waits for it.
     pub fn fold<T>(&self, now: SystemTime, show: impl FnOnce(&Spans, bool, bool) -> T) -> T {
+        let _one_at_a_time = self.showing.lock();
         let mut spans = self.spans.lock();
         spans.take(&self.live);
         let days_changed = spans.fold(since_epoch(now).as_secs()) | std::mem::take(&mut spans.has_folded);
-        let hours_changed = std::mem::take(&mut spans.has_new);
-        show(&spans, hours_changed || days_changed, days_changed)
+        let hours_changed = std::mem::take(&mut spans.has_new) || days_changed;
+        let copy =
+            |of: &BTreeMap<u64, Span>, has_changed| if has_changed { of.clone() } else { BTreeMap::new() };
+        let changed =
+            Spans::new(copy(&spans.days, days_changed), copy(&spans.hours, hours_changed), spans.folds);
+        drop(spans);
+        show(&changed, hours_changed, days_changed)
     }
 
     /// What was shown as changed could not be written: it is shown again.
@@ -360,5 +368,19 @@ mod tests {
         let (sums, _) = usage.sum(day(0, 0), day(1, 0), |_, payer| (0, payer.clone()));
         let of = |key: &str| sums.iter().find(|((_, payer), _)| &*payer.key == key).map(|(_, u)| u.requests);
         assert_eq!((sums.len(), of("key-0"), of(OTHER)), (MAX_ROWS_A_SPAN + 1, Some(1), Some(5)));
+    }
+
+    #[test]
+    fn a_disk_that_hangs_keeps_no_reader_waiting() {
+        let usage = Arc::new(Usage::default());
+        usage.count(&record("a", "ci", 1), &[], day(0, 0));
+        let (read, was_read) = std::sync::mpsc::channel();
+        let reader = Arc::clone(&usage);
+        usage.fold(day(0, 1), move |_, _, _| {
+            std::thread::spawn(move || read.send(output_of(&reader, day(0, 0), day(1, 0))));
+            // The write lasts until it was read.
+            let sums = was_read.recv_timeout(Duration::from_secs(10));
+            assert_eq!(sums.unwrap(), [("a".to_owned(), 1)]);
+        });
     }
 }

@@ -4,7 +4,7 @@ use serde_json::Value as Json;
 use tempfile::TempDir;
 
 use super::rollouts::{act, canary, revisions, stop_gateway};
-use super::serve_support::{DeadPort, Fleet, Gateway, replace, until};
+use super::serve_support::{DeadPort, Fleet, Gateway, chat, post_chat, replace, until};
 
 const STEPS: &str = "steps = [{ weight = 30, soak = \"1h\" }]";
 
@@ -121,4 +121,24 @@ fn each_route_of_a_broken_state_file_is_named() {
     assert_eq!(act(&gateway, "resume").0, 200);
     assert_eq!(canary(&gateway)["state"], "running");
     stop_gateway(gateway);
+}
+
+#[test]
+fn a_state_file_whose_disk_hangs_keeps_no_process_from_its_end() {
+    let fleet = Fleet::start(&[]);
+    let folder = TempDir::new().unwrap();
+    let (file, state) = (folder.path().join("gateway.toml"), folder.path().join("state"));
+    replace(&file, &format!("[[pool]]\nname = \"p\"\nreplicas = {}\n", fleet.toml()));
+    std::fs::create_dir(&state).unwrap();
+    let port = DeadPort::new().port();
+    let mut gateway = Gateway::with_state(&file, &state, port);
+    gateway.wait_ready();
+    assert_eq!(post_chat(&gateway.data, &chat("sim", "hi", 2), "").status, 200);
+    // Whoever opens a pipe without a writer waits for good.
+    let pipe = state.join(format!("usage-{port}.json"));
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    gateway.process.signal("TERM");
+    gateway.process.err.line_with("draining; a second signal ends at once");
+    gateway.process.signal("TERM");
+    assert_eq!(gateway.process.exit_code(), 0);
 }
