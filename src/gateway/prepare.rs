@@ -419,7 +419,10 @@ async fn admit(
             .ok_or_else(|| Failure::bad_request("x-slo-class names no SLO class of this gateway", None))?,
         None => Arc::clone(&route.config.slo),
     };
-    prepared.apply_slo(&class);
+    // The bounds are those of answers.
+    if !guard.record().dialect.is_tunnel() {
+        prepared.apply_slo(&class);
+    }
     // Whoever may not choose a number may not choose a name for one.
     let may_choose = route.config.client_may.priority || !prepared.table.tenants.ask_for_keys();
     if may_choose && let Some(priority) = objectives::priority(gateway, &route, headers) {

@@ -14,7 +14,6 @@ use smallvec::SmallVec;
 use crate::clock::Stamp;
 use crate::labels::labels;
 use crate::record::{Attempt, EngineTimes, Record};
-use crate::request::dialect::Dialect;
 pub(crate) use crate::stage::Stage;
 
 labels! {
@@ -97,8 +96,7 @@ pub(crate) fn at_the_engine(record: &Record) -> StageTimes {
 /// the engine reports neither. A request that is free has none.
 pub(crate) fn charged<'a>(record: &Record, stages: &'a [StageTime]) -> impl Iterator<Item = &'a StageTime> {
     let is_of = |stage| stages.iter().any(|time| time.stage == stage);
-    // A tunnel is open for as long as its client likes.
-    let is_whole = !is_streamed(record) && record.dialect != Dialect::Realtime && !is_of(Stage::Decode);
+    let is_whole = !is_streamed(record) && !record.dialect.is_tunnel() && !is_of(Stage::Decode);
     let is_free = record.is_free();
     stages.iter().filter(move |time| match time.stage {
         Stage::Prefill | Stage::Decode => !is_free,
@@ -257,6 +255,7 @@ mod tests {
     use super::*;
     use crate::observe::fixture;
     use crate::record::{AttemptCause, ExpectedWait, Moments, Outcome, SeenWait, TokenCounts, Ways};
+    use crate::request::dialect::Dialect;
 
     const fn ms(n: u64) -> Duration {
         Duration::from_millis(n)

@@ -156,12 +156,13 @@ impl Windows {
     /// Adds an ended request to its series, its tenant, its class and its replica; its series, and whether it is beyond the p99 of it.
     pub fn record(&self, record: &Record) -> Option<(Arc<Series>, bool)> {
         let tenant = (WindowKey::of(record)?, Arc::clone(&record.tenant));
-        let (now, duration, ttft, tpot) = (record.at.end, record.duration(), record.ttft(), record.tpot());
+        let (now, ttft, tpot) = (record.at.end, record.ttft(), record.tpot());
+        let duration = Some(record.duration()).filter(|_| !record.dialect.is_tunnel());
         let (series, tenant) = (self.series(&tenant.0), self.tenant(&tenant));
-        let is_tail = series.whole.is_beyond_p99(ttft, duration);
+        let is_tail = duration.is_some_and(|duration| series.whole.is_beyond_p99(ttft, duration));
         let ended = |series: &LatencySeries| {
             series.observe(Measure::Tpot, tpot, now);
-            series.observe(Measure::Duration, [duration], now);
+            series.observe(Measure::Duration, duration, now);
         };
         // Its TTFT was observed when it came.
         ended(&series.whole);
@@ -267,6 +268,7 @@ mod tests {
     use crate::observe::fixture;
     use crate::observe::stages::stages;
     use crate::record::{AttemptCause, Served};
+    use crate::request::dialect::Dialect;
 
     fn key(route: &str) -> WindowKey {
         WindowKey { route: route.into(), model: "m".into(), revision: "v1".into() }
@@ -415,5 +417,13 @@ mod tests {
         let of = |name, measure| count(&windows, &record, (Dimension::Replica, name), measure);
         assert_eq!((of("gpu-b:8000", Measure::Ttft), of("gpu-a:8000", Measure::Ttft)), (1, 0));
         assert_eq!((of("gpu-b:8000", Measure::Tpot), of("gpu-a:8000", Measure::Tpot)), (0, 1));
+    }
+
+    #[test]
+    fn how_long_a_tunnel_was_open_is_no_latency() {
+        let windows = Windows::default();
+        let record = Record { dialect: Dialect::Realtime, ..fixture::stream() };
+        windows.record(&record);
+        assert_eq!(count(&windows, &record, (Dimension::Tenant, "acme"), Measure::Duration), 0);
     }
 }

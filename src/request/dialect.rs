@@ -129,6 +129,11 @@ impl Dialect {
         self.facts().has_known_stream
     }
 
+    /// Whether a request is open for as long as its client likes: its duration is no latency.
+    pub fn is_tunnel(self) -> bool {
+        self == Self::Realtime
+    }
+
     /// What its requests' bodies are.
     pub fn body_form(self) -> BodyForm {
         self.facts().body

@@ -44,6 +44,7 @@ impl Worst {
         let why = match record.outcome {
             Outcome::Failed => Why::Failed,
             Outcome::Refused => Why::Refused,
+            Outcome::Ok if record.dialect.is_tunnel() => return Vec::new(),
             Outcome::Ok => Why::Slow,
             Outcome::Canceled if judgement.missed().is_some() => Why::Slow,
             Outcome::Canceled | Outcome::ClientError => return Vec::new(),

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokenway::config::{ProbeKind, Tenant};
+use tokenway::config::{ProbeKind, Slo, Tenant};
 
 use crate::admission::{chat, one_at_a_time, taught, waiting};
 use crate::support::client::Client;
@@ -657,6 +657,33 @@ async fn a_websocket_is_a_tunnel_that_counts_as_load() {
     let refused = gateway.ask("GET", "/v1/realtime?model=tiny", &UPGRADE, b"").await;
     assert_eq!((refused.status(), refused.text()), (403, "{\"no\":1}"), "an engine's own refusal passes");
     gateway.idle().await;
+}
+
+#[tokio::test]
+async fn how_long_a_websocket_is_open_is_no_miss_of_its_route_s_slo() {
+    let bound = Some(Duration::from_millis(1));
+    let ([replica], gateway) = Gateway::before(|config| {
+        config.slo.insert("chat".into(), Slo { e2e: bound, ..Slo::default() });
+        config.routes[0].slo = "chat".into();
+    })
+    .await;
+    let bye = b"\x88\x02\x03\xe8".to_vec();
+    let gate = Gate::new();
+    replica.next(vec![
+        Step::Raw(SWITCH.into()),
+        Step::Wait(gate.clone()),
+        Step::Raw(bye.clone()),
+        Step::Close,
+    ]);
+    let mut client = websocket(&gateway, "/v1/realtime?model=tiny").await;
+    let clock = gateway.app.gateway.clock;
+    let later = clock.now().after(Duration::from_secs(5));
+    assert!(gateway.app.gateway.observer.metrics.overdue.by_route(later).is_empty());
+    gate.cancel();
+    client.raw_until(&bye).await;
+    drop(client);
+    gateway.idle().await;
+    assert_eq!(gateway.sum("tokenway_slo_missed_requests_total", &[]), 0.0);
 }
 
 #[tokio::test]
