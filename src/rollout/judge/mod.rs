@@ -51,6 +51,17 @@ labels! {
     }
 }
 
+/// How a request is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// In a stream of tokens.
+    Stream = 0,
+    /// A generated text in one piece.
+    Text = 1,
+    /// Anything else.
+    Other = 2,
+}
+
 /// A value of a latency.
 #[derive(Clone, Copy, Debug)]
 pub struct Observed {
@@ -100,6 +111,8 @@ pub struct Judge {
     /// The canary's, by measure and group.
     canary: [[Samples; GROUPS]; MEASURES],
     blocks: [Blocks; 2],
+    /// The baseline's in this step, by [`Form`].
+    answers: [u64; 3],
     /// Logarithm of how many judges may stop the canary, this one included.
     judges: f64,
 }
@@ -174,11 +187,12 @@ impl Judge {
             rates: [
                 rate("errors", canary.max_error_ratio_increase, errors),
                 rate(GOODPUT, canary.max_goodput_decrease, goodput),
-                rate("length", MAX_LENGTH_INCREASE, cut),
+                rate(LENGTH, MAX_LENGTH_INCREASE, cut),
             ],
             baseline: Default::default(),
             canary: Default::default(),
             blocks: Default::default(),
+            answers: [0; 3],
             judges: 0.0,
         }
     }
@@ -206,6 +220,7 @@ impl Judge {
 
     /// Another step began: whether a breach would be seen is asked anew.
     pub fn begin_step(&mut self) {
+        self.answers = [0; 3];
         for tail in &mut self.tails {
             tail.trial = tail.trial.again();
             tail.is_used = false;
@@ -248,6 +263,24 @@ impl Judge {
     /// The baseline has latencies that cannot be compared yet: no step ends before some can.
     pub fn expects(&mut self, measure: Measure) {
         self.tails.iter_mut().filter(|tail| tail.measure == measure).for_each(|tail| tail.is_used = true);
+    }
+
+    /// The baseline answers a request, in such a form.
+    pub fn answers(&mut self, form: Form) {
+        if let Some(count) = self.answers.get_mut(form as usize) {
+            *count += 1;
+        }
+    }
+
+    /// Whether so few of the baseline's answers in this step have it that no step waits for enough of them.
+    fn is_rare(&self, measure: Measure) -> bool {
+        let [streams, texts, others] = self.answers;
+        let with = match measure {
+            Measure::Ttft => return false,
+            Measure::Itl | Measure::Tpot => streams,
+            Measure::Brevity => streams + texts,
+        };
+        with * RARE < streams + texts + others
     }
 
     /// An attempt ended, well or not.
@@ -337,7 +370,8 @@ impl Judge {
                 |limit| tail.test.evidence(limit),
                 |limit| tail.alike.evidence(limit),
             ),
-            trial: tail.is_used.then(|| tail.trial.evidence(tail.limits.within + self.judges)),
+            trial: (tail.is_used && !self.is_rare(tail.measure))
+                .then(|| tail.trial.evidence(tail.limits.within + self.judges)),
         });
         let rates = self.rates.iter().map(|rate| Evidence {
             test: rate.name.into(),
@@ -347,8 +381,10 @@ impl Judge {
                 |limit| rate.test.evidence(limit),
                 |limit| rate.alike.evidence(limit),
             ),
-            trial: (rate.is_used && rate.increase < 1.0)
-                .then(|| rate.trial.evidence(rate.limits.within + self.judges)),
+            trial: (rate.is_used
+                && rate.increase < 1.0
+                && !(rate.name == LENGTH && self.is_rare(Measure::Brevity)))
+            .then(|| rate.trial.evidence(rate.limits.within + self.judges)),
         });
         tails.chain(rates).collect()
     }
@@ -479,6 +515,10 @@ const GROUPS: usize = 2 * CLASSES;
 const MEASURES: usize = 4;
 /// The test of the share of requests within their SLO.
 const GOODPUT: &str = "goodput";
+/// The test of the share of answers that end at their limit.
+const LENGTH: &str = "length";
+/// One answer in so many has to have a measure for a step to wait for its verdict.
+const RARE: u64 = 20;
 /// Seconds. What happens within one is one event.
 const BLOCK: f64 = 0.5;
 const TAILS: usize = 0;
@@ -636,5 +676,31 @@ mod tests {
         let (fine, slow) = (count(0.0), count(0.05));
         assert!(fine.len() == 20 && fine.iter().all(|answers| *answers < 1500), "{fine:?}");
         assert!(slow.len() <= 1, "one in twenty answers takes six times as long: {slow:?} let through");
+    }
+
+    #[test]
+    fn a_test_that_a_handful_of_requests_have_keeps_no_step_from_ending() {
+        for (streams, is_waited_for) in [(3, false), (200, true)] {
+            let mut judge = judge("");
+            for request in 0..2000_u32 {
+                let now = f64::from(request) / 20.0;
+                if request < streams {
+                    for _ in 0..20 {
+                        judge.observe(now, Measure::Itl, Class::Short, Observed::of(Arm::Baseline, 0.02));
+                    }
+                    judge.observe(now, Measure::Brevity, Class::Short, Observed::of(Arm::Baseline, 0.1));
+                    judge.end(now, Class::Short, Arm::Baseline, None, false);
+                }
+                judge.answers(if request < streams { Form::Stream } else { Form::Other });
+                judge.attempt(now, Class::Short, Arm::Baseline, None, false);
+            }
+            for test in ["itl_p99", "brevity", "length"] {
+                let trial = evidence(&judge, test).trial;
+                assert_eq!(trial.is_some(), is_waited_for, "{streams} of 2,000: {test}");
+            }
+            assert!(evidence(&judge, "errors").trial.is_some());
+            judge.begin_step();
+            assert!(judge.evidence().iter().all(|test| test.trial.is_none()), "none was seen in this step");
+        }
     }
 }

@@ -18,7 +18,7 @@ use crate::observe::rfc3339;
 use crate::record::{Outcome, Record, Unserved};
 use crate::request::dialect::Dialect;
 use crate::rollout::judge::fleet::{FleetWatch, ReplicaSeen};
-use crate::rollout::judge::{Arm, Evidence, Judge, Measure, Observed, SavedEvidence, rate_trial_share};
+use crate::rollout::judge::{Arm, Evidence, Form, Judge, Measure, Observed, SavedEvidence, rate_trial_share};
 use crate::rollout::plan::{Action, Plan, RolloutState};
 
 pub(super) struct Rollout {
@@ -231,6 +231,7 @@ impl Rollout {
             return;
         }
         let class = observation.class;
+        self.count_answer(&observation.seen);
         match &observation.seen {
             Seen::FirstToken { has_queued: true, .. } if self.is_smaller => {}
             Seen::FirstToken { arm, replica, ttft, conversation, .. } => {
@@ -247,6 +248,18 @@ impl Rollout {
             Seen::Ended(ended) => self.ended(now, ended),
             Seen::TurnedAway { arm, record } => self.turned_away(now, *arm, record),
         }
+    }
+
+    /// A stream at its beginning: its gaps come from then on.
+    fn count_answer(&mut self, seen: &Seen) {
+        let form = match seen {
+            Seen::FirstToken { arm: Arm::Baseline, .. } => Form::Stream,
+            Seen::Ended(ended) if ended.arm == Arm::Baseline && !ended.record.is_stream => {
+                if ended.record.dialect.generates() { Form::Text } else { Form::Other }
+            }
+            _ => return,
+        };
+        self.judge.answers(form);
     }
 
     /// What the queue of a side's pool refuses is a failure of that side: it takes fewer requests than its share.
