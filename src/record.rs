@@ -321,6 +321,8 @@ pub struct Record {
     pub side_by_side: f64,
     /// Number of content events relayed.
     pub content_events: u64,
+    /// Bytes of the text of its stream, as it stands in the events.
+    pub text_bytes: u64,
     /// Longest gap between two content events of one choice.
     pub longest_gap: Duration,
     /// End of the longest gap.
@@ -573,6 +575,7 @@ impl Record {
             estimated_output: Tokens(0),
             side_by_side: 1.0,
             content_events: 0,
+            text_bytes: 0,
             longest_gap: Duration::ZERO,
             longest_gap_at: None,
             itl_missed: None,

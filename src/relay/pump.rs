@@ -177,6 +177,7 @@ impl StreamPump {
             sink.gaps(&Gaps { is_filling, ..gaps }, &self.pick, bytes_per_event);
         });
         let (timeline, record) = (&self.reader.timeline, sink.record());
+        record.text_bytes = self.text_bytes();
         record.at.last_token = timeline.last_token();
         record.side_by_side = timeline.side_by_side();
         record.content_events = timeline.content_events();

@@ -297,11 +297,12 @@ fn is_empty(record: &Record) -> bool {
     record.finish_reasons.is_empty() && record.tokens.output.is_none_or(|tokens| tokens.0 == 0)
 }
 
-/// One over the tokens of a generated answer, where they are known.
+/// One over the tokens of a generated answer, where they are known; of a stream whose engine does not count them by its text: one event
+/// may have many.
 fn brevity(record: &Record) -> Option<f64> {
-    let events = record.is_stream.then_some(record.content_events);
-    let tokens = record.tokens.output.map(|tokens| tokens.0).or(events)?;
-    record.dialect.generates().then(|| 1.0 / (tokens as f64).max(0.5))
+    let by_text = record.is_stream.then(|| record.text_bytes as f64 / BYTES_PER_TOKEN);
+    let tokens = record.tokens.output.map(|tokens| tokens.0 as f64).or(by_text)?;
+    record.dialect.generates().then(|| 1.0 / tokens.max(0.5))
 }
 
 /// Whether a generated answer with a known reason ended at its limit of tokens, by any API's word.
@@ -311,6 +312,8 @@ fn is_at_limit(record: &Record) -> Option<bool> {
     record.dialect.generates().then(|| reasons.iter().any(|reason| is_limit(reason)))
 }
 
+/// Of prose; both sides are measured by it.
+const BYTES_PER_TOKEN: f64 = 4.0;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
@@ -405,5 +408,21 @@ mod tests {
         record.attempts[1].end = record.at.head.after(Duration::from_millis(1012));
         let (feed, mut seen) = feed(&record, None);
         assert_eq!(ended(&feed, &mut seen, &record).unwrap().answer_time, Some(1.0));
+    }
+
+    #[test]
+    fn a_stream_without_counted_tokens_is_as_long_as_its_text_in_however_many_events() {
+        let mut record = fixture::stream();
+        let (feed, mut seen) = feed(&record, None);
+        let mut brevity = |record: &Record| ended(&feed, &mut seen, record).unwrap().brevity;
+        assert_eq!(brevity(&record), Some(1.0 / 21.0));
+        (record.tokens.output, record.text_bytes) = (None, 96);
+        let of = [24, 6].map(|events| {
+            record.content_events = events;
+            brevity(&record)
+        });
+        assert_eq!(of, [Some(1.0 / 24.0); 2]);
+        record.text_bytes = 1;
+        assert_eq!(brevity(&record), Some(2.0), "it stopped at once");
     }
 }
