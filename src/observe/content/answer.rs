@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 
 use memchr::memchr;
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Map, Value as Json};
 
 use super::redact::Redact;
 use crate::record::cut;
@@ -29,6 +29,8 @@ struct Text {
     /// Member of the delta.
     kind: &'static str,
     text: String,
+    /// More of it came than was kept.
+    is_cut: bool,
 }
 
 impl StreamText {
@@ -67,17 +69,26 @@ impl StreamText {
     fn add(&mut self, choice: u64, kind: &'static str, text: &str, limit: usize) {
         let room = limit - self.bytes.min(limit);
         let fitting = cut(text, room);
-        self.is_cut |= fitting.len() < text.len();
+        let is_cut = fitting.len() < text.len();
+        self.is_cut |= is_cut;
         self.bytes += fitting.len();
         let is_it = |known: &Text| known.choice == choice && known.kind == kind;
         let has_room = self.texts.len() < MAX_TEXTS;
         match self.texts.iter_mut().find(|known| is_it(known)) {
-            Some(known) => known.text.push_str(fitting),
+            Some(known) => {
+                known.text.push_str(fitting);
+                known.is_cut |= is_cut;
+            }
             None if has_room => {
-                self.texts.push(Text { choice, kind, text: fitting.to_owned() });
+                self.texts.push(Text { choice, kind, text: fitting.to_owned(), is_cut });
             }
             None => self.is_cut = true,
         }
+    }
+
+    /// Of the bytes themselves not all were kept.
+    pub(super) fn cut_short(&mut self) {
+        self.texts.iter_mut().for_each(|text| text.is_cut = true);
     }
 
     /// Whether no text was found.
@@ -93,13 +104,13 @@ impl StreamText {
     /// One object a choice, without what `redact` takes out, and with at most `limit` bytes of a text.
     pub(super) fn json(&self, redact: &Redact, limit: usize) -> Json {
         let mut choices: Vec<(u64, Map<String, Json>)> = Vec::new();
-        for Text { choice, kind, text } in &self.texts {
+        for Text { choice, kind, text, is_cut } in &self.texts {
             let at = choices.iter().position(|(known, _)| known == choice).unwrap_or(choices.len());
             if at == choices.len() {
                 choices.push((*choice, Map::new()));
             }
             if let Some((_, choice)) = choices.get_mut(at) {
-                choice.insert((*kind).to_owned(), json!(cut(&redact.text(text), limit)));
+                choice.insert((*kind).to_owned(), redact.cut(text, limit, *is_cut).into());
             }
         }
         choices.into_iter().map(|(_, choice)| Json::from(choice)).collect()
@@ -171,6 +182,9 @@ const MAX_TEXTS: usize = 64;
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
+    use super::super::redact::{BEYOND_CUT, REDACTED};
     use super::*;
 
     fn text_of(stream: &str, size: usize, limit: usize) -> (Json, bool) {
@@ -223,5 +237,30 @@ mod tests {
             .collect();
         let (texts, is_cut) = text_of(&many, 1000, 1000);
         assert_eq!((texts.as_array().map(Vec::len), is_cut), (Some(MAX_TEXTS), true));
+    }
+
+    #[test]
+    fn a_text_that_others_left_no_room_ends_before_what_may_be_half_a_secret() {
+        let redact = Redact::of(&[r"\d{16}"]);
+        let delta = |member: &str, text: &str| {
+            format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"{member}\":\"{text}\"}}}}]}}\n\n")
+        };
+        let (limit, kept) = (4000, 4000 + BEYOND_CUT);
+        let thought = "t".repeat(3000);
+        for (length, is_whole) in [(kept - 3000 - 8, false), (kept - 3000 - 16, true)] {
+            let mut text = StreamText::default();
+            for (member, piece) in [
+                ("reasoning", &*thought),
+                ("content", &*"y".repeat(length)),
+                ("content", "49290000"),
+                ("content", "11112222"),
+            ] {
+                text.push(delta(member, piece).as_bytes(), kept);
+            }
+            let answer = text.json(&redact, limit);
+            let content = answer[0]["content"].as_str().unwrap();
+            assert_eq!((content.contains(REDACTED), content.contains("4929")), (is_whole, false), "{length}");
+            assert_eq!(answer[0]["reasoning"], thought, "it came whole");
+        }
     }
 }

@@ -67,6 +67,9 @@ impl Capture {
             Answer::Pieces(bytes, is_all) if !redact.is_empty() => {
                 let mut text = StreamText::default();
                 text.push(bytes, self.limit);
+                if !is_all {
+                    text.cut_short();
+                }
                 // What cannot be put together may be any secret.
                 let json = if text.is_empty() { REDACTED.into() } else { text.json(redact, limit) };
                 (json, !is_all || text.is_cut(limit))

@@ -48,15 +48,24 @@ impl Redact {
             Ok(json) if body.len() <= limit => self.json(json),
             _ => {
                 let text = String::from_utf8_lossy(body);
-                let (text, mark) = match tokens_at(&text).filter(|_| !self.is_empty()) {
-                    Some(at) => (text.get(..at).unwrap_or_default(), REDACTED),
-                    None => (&*text, ""),
-                };
+                let is_cut = body.len() >= limit.saturating_add(BEYOND_CUT);
                 // Escapes would hide from a pattern what it is for.
-                let text = self.text(&unescaped(text)).into_owned() + mark;
-                crate::record::cut(&text, limit).into()
+                match tokens_at(&text).filter(|_| !self.is_empty()).and_then(|at| text.get(..at)) {
+                    Some(before) => {
+                        let text = self.text(&unescaped(before)).into_owned() + REDACTED;
+                        crate::record::cut(&text, limit).into()
+                    }
+                    None => self.cut(&unescaped(&text), limit, is_cut).into(),
+                }
             }
         }
+    }
+
+    /// At most `limit` bytes of a text. Where that itself `is_cut`, half a secret may stand at its end, which no pattern knows.
+    pub(super) fn cut(&self, text: &str, limit: usize, is_cut: bool) -> String {
+        let redacted = self.text(text);
+        let unsure = if is_cut && !self.is_empty() { BEYOND_CUT } else { 0 };
+        crate::record::cut(&redacted, limit.min(redacted.len().saturating_sub(unsure))).to_owned()
     }
 
     fn json(&self, json: Json) -> Json {
@@ -157,9 +166,24 @@ fn unescape(escape: &str) -> (char, usize) {
 const TOKENS: [&str; 5] = ["logprobs", "prompt_logprobs", "token_ids", "prompt_token_ids", "token_strs"];
 /// Those that do where it is a list of numbers.
 const TOKENS_OR_TEXT: [&str; 3] = ["prompt", "input", "tokens"];
+/// Longest secret that is found at a cut: so many bytes are kept beyond what is written.
+pub(super) const BEYOND_CUT: usize = 1024;
 /// Stands for what was taken out.
 pub(super) const REDACTED: &str = "[redacted]";
 const MARK: regex::NoExpand<'static> = regex::NoExpand(REDACTED);
+
+#[cfg(test)]
+impl Redact {
+    /// Of these patterns.
+    pub(super) fn of(patterns: &[&str]) -> Self {
+        let patterns = Json::from(patterns.to_vec());
+        let text = format!(
+            "[telemetry.content]\nfile = \"f\"\nredact = {patterns}\n[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n"
+        );
+        let config = crate::config::check::check_str("f.toml", &text, &|_| None).unwrap();
+        Self::new(&config.telemetry.content.unwrap().redact)
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -167,12 +191,7 @@ mod tests {
     use serde_json::json;
 
     fn redact(patterns: &[&str]) -> Redact {
-        let text = format!(
-            "[telemetry.content]\nfile = \"f\"\nredact = {}\n[[pool]]\nname = \"p\"\nreplicas = [\"http://127.0.0.1:1\"]\n",
-            json!(patterns)
-        );
-        let config = crate::config::check::check_str("f.toml", &text, &|_| None).unwrap();
-        Redact::new(&config.telemetry.content.unwrap().redact)
+        Redact::of(patterns)
     }
 
     #[test]
@@ -257,5 +276,23 @@ mod tests {
         ] {
             assert_eq!(redact.body(body.as_bytes(), limit), expected, "{body}");
         }
+    }
+
+    #[test]
+    fn half_a_secret_at_the_end_of_what_was_kept_is_left_out_however_much_was_taken_out_before() {
+        let redact = redact(&[r"\d{16}"]);
+        let (limit, card) = (2000, "4929000011112222");
+        let body = |whole: usize| {
+            let head = format!("{card} ").repeat(171);
+            let body = head.clone() + &"x".repeat(limit + BEYOND_CUT - 12 - head.len()) + card;
+            body[..whole].to_owned()
+        };
+        let kept = redact.body(body(limit + BEYOND_CUT).as_bytes(), limit);
+        assert!(!kept.as_str().unwrap().contains("4929"), "half of the number stood there");
+        let all = redact.body(body(limit + BEYOND_CUT - 13).as_bytes(), limit);
+        assert!(
+            all.as_str().unwrap().len() > kept.as_str().unwrap().len(),
+            "of what is whole nothing is lost"
+        );
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::capture::{Capture, Reader};
 use super::entry::Entry;
 use super::events::{self, Entries};
-use super::redact::Redact;
+use super::redact::{BEYOND_CUT, Redact};
 use crate::clock::Clock;
 use crate::config::Content;
 use crate::observe::line_writer::{LineWriter, LogOutput};
@@ -168,6 +168,4 @@ fn complain(error: &io::Error) {
 
 /// Entries that wait; each has at most twice `max_entry` bytes.
 const MAX_QUEUED: usize = 256;
-/// Longest secret that is found at a cut.
-const BEYOND_CUT: usize = 1024;
 const RETRY: Duration = Duration::from_millis(5);
