@@ -99,14 +99,16 @@ impl LogOutput {
         if let (Some(path), Some(Rotation { files, .. })) = (&self.path, &self.rotation) {
             let numbered =
                 |n: u32| if n == 0 { path.clone() } else { PathBuf::from(format!("{}.{n}", path.display())) };
+            // Whoever frees the disk may have removed any of them.
+            let or_gone = |moved: io::Result<()>| match moved {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            };
             if *files == 1 {
-                fs::remove_file(path)?;
+                or_gone(fs::remove_file(path))?;
             }
             for n in (1..*files).rev() {
-                match fs::rename(numbered(n - 1), numbered(n)) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                    _ => {}
-                }
+                or_gone(fs::rename(numbered(n - 1), numbered(n)))?;
             }
         }
         self.reopen()
@@ -323,3 +325,24 @@ const MAX_PENDING_BYTES: usize = 4 << 20;
 const PRIVATE: u32 = 0o600;
 const USUAL_BATCH: usize = 256 << 10;
 const BATCH_INTERVAL: Duration = Duration::from_millis(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_removed_is_written_anew_however_many_are_kept() {
+        for files in [1, 2, 3] {
+            let directory =
+                std::env::temp_dir().join(format!("tokenway-lines-{}-{files}", std::process::id()));
+            fs::create_dir_all(&directory).unwrap();
+            let path = directory.join("content.jsonl");
+            let mut output = LogOutput::private(&path, 8, files).unwrap();
+            output.write(b"before\n").unwrap();
+            fs::remove_file(&path).unwrap();
+            output.write(b"after\n").unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), "after\n", "{files}");
+            fs::remove_dir_all(&directory).unwrap();
+        }
+    }
+}
