@@ -195,7 +195,7 @@ mod tests {
         let limits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
         let policy = named(PolicyName::Latency);
         let ask = Ask::of(Prompt::default(), &tried);
-        let known = EngineLimits { batch_limit: Some(8), ..limits.clone() };
+        let known = EngineLimits { batch_limit: Some(8), ..limits };
         let judge =
             |limits| dispatcher.judge(&*policy, &ask, limits, at(1), std::iter::once(&target)).unwrap();
         let waits =
