@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::figures::seconds;
-use super::table::{MAJORITY, MIN_DIFFERENCE};
+use super::table::{DIFFERS, FEW, MAJORITY, MIN_DIFFERENCE, NOISE};
 use crate::fleet::status::{KvCounters, ReplicaStatus, Way};
-use crate::observe::history::{Dimension, Slot};
+use crate::observe::history::{Dimension, Part, Slot};
 use crate::stage::Stage;
-use crate::stats::upper_quantile;
+use crate::stats::{Mean, upper_quantile};
 
 /// A replica whose first tokens are late between gateway and engine.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,6 +89,29 @@ pub(crate) fn ways(slot: &Slot, stage: Stage, replicas: &[ReplicaStatus]) -> Way
     let theirs: u32 = ways.far.iter().map(|far| missed(&far.replica)).sum();
     let all = slot.missed_in[stage];
     if f64::from(theirs) > MAJORITY * f64::from(all) { ways } else { Ways::default() }
+}
+
+/// The stage that takes longer than before by most, in words: what waits in the gateway waits for it.
+pub(crate) fn slower(now: &Slot, before: &Slot) -> Option<String> {
+    let sum = |slot: &Slot, of: &dyn Fn(&Part) -> Mean| {
+        let mut sum = Mean::default();
+        slot.parts_of(Dimension::Replica).for_each(|(_, part)| sum += of(part));
+        sum.value().filter(|_| sum.count >= FEW.into())
+    };
+    let by = |what: &'static str, matters: f64, of: &dyn Fn(&Part) -> Mean| {
+        let (now, before) = (sum(now, of)?, sum(before, of)?);
+        let is_it = now >= DIFFERS * before && now - before >= matters;
+        is_it.then(|| {
+            (now / before.max(NOISE), format!("{what} takes {}, {} before", seconds(now), seconds(before)))
+        })
+    };
+    let matters = MIN_DIFFERENCE.max(MATTERS * now.bound.value().unwrap_or_default());
+    let stages = [
+        by("engine_queue", matters, &|part| part.stages[Stage::EngineQueue]),
+        by("prefill", matters, &|part| part.stages[Stage::Prefill]),
+        by("a token", NOISE, &|part| part.itl),
+    ];
+    stages.into_iter().flatten().max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, words)| words)
 }
 
 /// Replicas that put requests back for want of cache, with the share in use and the preemptions a second.

@@ -9,6 +9,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::engines::{self, Ways};
 use super::figures::{Count, seconds, share};
 use super::growth::grown;
@@ -120,14 +122,17 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
         let name = Arc::clone(&far.replica);
         add(&mut found, Some(Outlier::new(Dimension::Replica, name, far.evidence())));
     }
-    let of_engines = cause.filter(|cause| is_of_one_engine(cause, &figures.replicas));
-    let apart = replica_apart(slot, &figures.replicas, of_engines);
-    add(&mut found, apart.filter(|apart| !out.iter().any(|status| status.replica == apart.name)));
+    let compared = cause.map_or_else(Compared::new, |cause| compared(cause, &figures.replicas));
+    let in_each = || [None].into_iter().chain(compared.iter().copied().map(Some));
+    let is_out = |apart: &Outlier| out.iter().any(|status| status.replica == apart.name);
+    for stage in in_each() {
+        add(&mut found, replica_apart(slot, &figures.replicas, stage).filter(|apart| !is_out(apart)));
+    }
     for status in &figures.replicas {
         let failing = demoted(status, &figures.replicas, slot).or_else(|| back(status));
         add(&mut found, failing.filter(|_| !is_by_chance(status)));
     }
-    add(&mut found, revision_apart(slot, figures, of_engines));
+    in_each().for_each(|stage| add(&mut found, revision_apart(slot, figures, stage)));
     if let Some(cause) = cause.filter(|cause| cause.ways.far.is_empty()) {
         add(&mut found, longest_queue(&figures.replicas, cause));
         let is_load =
@@ -163,9 +168,9 @@ pub(crate) fn with_all_misses<'a>(slot: &'a Slot, cause: &Cause) -> Option<&'a A
 pub(crate) fn beyond_lag(figures: &RouteFigures, cause: &Cause) -> Option<Outlier> {
     // Any other stage has no bound on how often it waits for a thread.
     let is_of_prompts = matches!(cause.stage, Stage::EngineQueue | Stage::Prefill);
-    let of_engines = Some(cause).filter(|_| is_of_prompts && is_of_one_engine(cause, &figures.replicas));
-    let (slot, stage) = (&figures.minute.slot, of_engines?.stage);
-    let outlier = replica_apart(slot, &figures.replicas, of_engines)?;
+    let stage = compared(cause, &figures.replicas).pop().filter(|_| is_of_prompts)?;
+    let slot = &figures.minute.slot;
+    let outlier = replica_apart(slot, &figures.replicas, Some(stage))?;
     let missed = |part: &Part| part.missed_in[stage];
     let own = slot.of(Dimension::Replica, &outlier.name)?;
     let others = others_of(slot.parts_of(Dimension::Replica), &outlier.name);
@@ -178,11 +183,23 @@ pub(crate) fn beyond_lag(figures: &RouteFigures, cause: &Cause) -> Option<Outlie
     (missed(own) >= MISSES && are_on_time && is_beyond).then_some(outlier)
 }
 
-/// Whether misses of this cause can be one engine's: whose way is long is no slower engine, and neither is it compared with the others.
-fn is_of_one_engine(cause: &Cause, replicas: &[ReplicaStatus]) -> bool {
-    let is_shared_queue = cause.stage == Stage::EngineQueue && engines::queue_alike(replicas);
-    cause.ways.far.is_empty() && !is_shared_queue && !engines::are_all_full(replicas)
+/// The stages in which replicas and revisions are compared. Who waits in the gateway waits for the engines: then it is each of theirs.
+/// What else the gateway takes is no replica's, whatever requests happened to go there next. Whose way is long is no slower engine, and
+/// neither is it compared with the others.
+fn compared(cause: &Cause, replicas: &[ReplicaStatus]) -> Compared {
+    if !cause.ways.far.is_empty() || engines::are_all_full(replicas) {
+        return Compared::new();
+    }
+    let mut stages = match cause.stage {
+        Stage::Admit => Compared::from(AT_ENGINE),
+        stage => [stage].into_iter().filter(|stage| !stage.is_of_gateway()).collect(),
+    };
+    let is_shared_queue = engines::queue_alike(replicas);
+    stages.retain(|stage| !(is_shared_queue && *stage == Stage::EngineQueue));
+    stages
 }
+
+type Compared = SmallVec<[Stage; AT_ENGINE.len()]>;
 
 /// Adds one that is not named yet.
 fn add(found: &mut Vec<Outlier>, more: Option<Outlier>) {
@@ -315,18 +332,18 @@ fn failures_beside(status: &ReplicaStatus, all: &[ReplicaStatus], slot: &Slot) -
 }
 
 /// The replica that differs most from the others.
-fn replica_apart(slot: &Slot, replicas: &[ReplicaStatus], cause: Option<&Cause>) -> Option<Outlier> {
+fn replica_apart(slot: &Slot, replicas: &[ReplicaStatus], stage: Option<Stage>) -> Option<Outlier> {
     compare(slot, Dimension::Replica, |name, part| {
-        differs(part, &Others::of_replica(name, slot, replicas), cause)
+        differs(part, &Others::of_replica(name, slot, replicas), stage)
     })
 }
 
 /// The revision that differs most from the others, and not by one of its replicas alone.
-fn revision_apart(slot: &Slot, figures: &RouteFigures, cause: Option<&Cause>) -> Option<Outlier> {
+fn revision_apart(slot: &Slot, figures: &RouteFigures, stage: Option<Stage>) -> Option<Outlier> {
     let found = compare(slot, Dimension::Revision, |name, part| {
-        differs(part, &Others::of_revision(name, slot, &figures.before.0), cause)
+        differs(part, &Others::of_revision(name, slot, &figures.before.0), stage)
     });
-    found.filter(|it| !is_of_one_replica(&it.name, slot, figures, cause))
+    found.filter(|it| !is_of_one_replica(&it.name, slot, figures, stage))
 }
 
 /// The one that differs most.
@@ -344,13 +361,11 @@ fn compare(
     found.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, outlier)| outlier)
 }
 
-/// How much its requests fail, miss or take longer in the blamed stage than those of the others, and in what.
-fn differs(part: &Part, others: &Others<'_>, cause: Option<&Cause>) -> Option<(f64, String)> {
+/// How much its requests fail, miss or take longer in the stage than those of the others, and in what.
+fn differs(part: &Part, others: &Others<'_>, stage: Option<Stage>) -> Option<(f64, String)> {
     if others.all.is_empty() {
         return None;
     }
-    // What the gateway itself takes is no replica's, whatever requests happened to go there next.
-    let stage = cause.map(|cause| cause.stage).filter(|stage| !stage.is_of_gateway());
     let named = answers_nothing(part, others).or_else(|| fails(part, others));
     named.or_else(|| {
         let stage = stage.filter(|stage| !is_explained(part, others, *stage))?;
@@ -359,12 +374,12 @@ fn differs(part: &Part, others: &Others<'_>, cause: Option<&Cause>) -> Option<(f
 }
 
 /// Whether a revision is like the others without one of its replicas: then that one is sick, and the revision is not.
-fn is_of_one_replica(name: &Arc<str>, slot: &Slot, figures: &RouteFigures, cause: Option<&Cause>) -> bool {
+fn is_of_one_replica(name: &Arc<str>, slot: &Slot, figures: &RouteFigures, stage: Option<Stage>) -> bool {
     let Some(revision) = slot.of(Dimension::Revision, name) else { return false };
     let others = Others::of_revision(name, slot, &figures.before.0);
     let own = figures.replicas.iter().filter(|status| status.revision == *name);
     let mut rests = own.filter_map(|status| revision.without(slot.of(Dimension::Replica, &status.replica)?));
-    rests.any(|rest| differs(&rest, &others, cause).is_none())
+    rests.any(|rest| differs(&rest, &others, stage).is_none())
 }
 
 fn answers_nothing(part: &Part, others: &Others<'_>) -> Option<(f64, String)> {
@@ -497,6 +512,8 @@ const FOUND_WITHIN: Duration = Duration::from_secs(20);
 const MAX_OUTLIERS: usize = 6;
 /// Replicas that are out, of which each is named.
 const NAMED: usize = 2;
+/// Where requests hold the places in the engines for which others wait.
+const AT_ENGINE: [Stage; 3] = [Stage::EngineQueue, Stage::Prefill, Stage::Decode];
 /// Waits for a thread between a request's last byte and its first token: to send it, and to read the answer.
 const WAKES: f64 = 2.0;
 /// A wait that is no long prompt beside others'.

@@ -54,6 +54,9 @@ pub(super) fn of_route(
         if at_engine.contains(&cause.stage) && cause.ways.far.is_empty() {
             parts.extend(engines::full_caches(&figures.replicas));
         }
+        if cause.stage == Stage::Admit && !outliers.iter().any(|outlier| outlier.dimension.is_engine()) {
+            parts.extend(engines::slower(slot, &figures.before.0));
+        }
         if [Stage::KvTransfer, Stage::Prefill].contains(&cause.stage) {
             parts.extend(engines::lost_kv(&figures.replicas));
         }

@@ -764,6 +764,35 @@ fn a_slow_revision_is_named_after_those_that_it_replaced_are_gone() {
 }
 
 #[test]
+fn who_holds_the_places_for_which_others_wait_in_the_gateway_is_named() {
+    let fine = |revision, name| (revision, did(name, 300, 0, (Stage::Prefill, 0.08, 0.08)));
+    let slow = |revision, name| (revision, did(name, 10, 20, (Stage::Prefill, 1.2, 0.3)));
+    let judged = |all: &[(&'static str, Did)], before: &[(&'static str, Did)]| {
+        let mut figures = of_revisions(all);
+        let slot = &mut figures.minute.slot;
+        (slot.missed[TTFT], slot.missed_in[Stage::Admit]) = (slot.missed[TTFT] + 60, 60);
+        figures.before.0 = of_revisions(before).minute.slot;
+        figures
+    };
+    let both = [slow("v2", "b1"), slow("v2", "b2")];
+    names_only(
+        &judged(&both, &[fine("v1", "a1"), fine("v1", "a2")]),
+        "60 of 100 misses in admit | revision v2 stands out: has 900 ms of prefill on average, v1 before it 80 ms",
+        "replica | shared",
+    );
+    let mut one = judged(&[slow("v2", "b1"), fine("v2", "b2")], &[]);
+    part(&mut one.minute.slot, "b1").over_expected.count /= 6.0;
+    names_only(&one, "60 of 80 misses in admit | replica b1 stands out: has 900 ms of prefill", "shared");
+    // All of them, without a deploy.
+    names_only(
+        &judged(&both, &[fine("v2", "b1"), fine("v2", "b2")]),
+        "60 of 100 misses in admit | prefill takes 900 ms, 80 ms before | shared by all 2 replicas",
+        "stands out",
+    );
+    names_only(&judged(&both, &both), "60 of 100 misses in admit | shared by all 2", "takes");
+}
+
+#[test]
 fn refusals_and_slow_connections_are_told_by_their_stage() {
     let figures_of = |slot| figures(slot, queues([0.0; 2]));
     let refused_in = |stage: Stage| {
