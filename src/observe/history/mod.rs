@@ -128,8 +128,8 @@ impl RouteHistory {
         kept.chain(in_progress).collect()
     }
 
-    /// What was usual: the last ten minutes in which the SLO was kept, however long ago, and how many seconds they are. What lasts is
-    /// compared with what was before it, not with itself.
+    /// What was usual: the last ten minutes in which no more of the SLO was missed than ever, however long ago, and how many seconds they
+    /// are. What lasts is compared with what was before it, not with itself.
     pub fn calm(&self) -> (Slot, f64) {
         let rings = self.rings.lock();
         let mut sum = Slot::default();
@@ -165,9 +165,10 @@ impl Rings {
     /// Keeps a slot once those that follow it are calm as well: what is to be late waits for a while.
     fn note_calm(&mut self) {
         let last = self.short.iter().rev().take(CALM_IN_A_ROW);
-        let usual = self.calm.back().map(|(_, slot)| slot);
-        let are_calm =
-            last.clone().count() == CALM_IN_A_ROW && last.clone().all(|(_, slot)| slot.is_calm(usual));
+        let is_known = self.calm.len() >= CALM_KNOWN;
+        let usual = is_known.then(|| sums(self.calm.iter().map(|(_, slot)| slot)));
+        let together = sums(last.clone().map(|(_, slot)| slot));
+        let are_calm = last.clone().count() == CALM_IN_A_ROW && together.is_calm(usual.as_ref());
         let oldest =
             last.last().filter(|(number, _)| self.calm.back().is_none_or(|(known, _)| known < number));
         if let Some((number, slot)) = oldest.filter(|_| are_calm) {
@@ -211,8 +212,16 @@ impl Rings {
     }
 }
 
-/// Calm slots in a row of which the first is kept.
+fn sums<'a>(slots: impl Iterator<Item = &'a Slot>) -> Slot {
+    let mut sum = Slot::default();
+    slots.for_each(|slot| sum.merge_sums(slot));
+    sum
+}
+
+/// Slots in a row that are calm together, of which the first is kept.
 const CALM_IN_A_ROW: usize = 4;
+/// A minute shows what is usual: a single slot may have no miss by chance.
+const CALM_KNOWN: usize = 6;
 /// Ten minutes.
 const CALM_KEPT: usize = 60;
 /// Routes that are idle for an hour make room. With two rings of parts at their limits some 3 MB each; ordinary ones have some
@@ -297,6 +306,35 @@ mod tests {
         assert!(!calm.parts.contains_key(&(Dimension::Tenant, "flood".into())));
         (9000..9900).for_each(|seconds| record(seconds, "flood", 500));
         assert!(!route.calm().0.parts.contains_key(&(Dimension::Tenant, "acme".into())), "over");
+    }
+
+    #[test]
+    fn what_was_usual_of_a_route_that_always_misses_a_little_is_remembered_too() {
+        let history = History::default();
+        let route = history.route(&"chat".into());
+        let run = |seconds: std::ops::Range<u64>, tenant: &str, misses: &dyn Fn(u64) -> bool| {
+            for n in seconds.flat_map(|second| (0..5).map(move |n| 5 * second + n)) {
+                let mut record = fixture::stream();
+                (record.route, record.tenant, record.at.end) = ("chat".into(), tenant.into(), at(n / 5));
+                record.slo.ttft = Some(Duration::from_millis(if misses(n) { 1 } else { 500 }));
+                count(&history, record);
+            }
+        };
+        run(0..130, "acme", &|n| n >= 50 && n % 25 == 7);
+        run(130..3000, "flood", &|n| n % 4 == 0);
+        let (calm, seconds) = route.calm();
+        let has = |tenant: &str| calm.parts.contains_key(&(Dimension::Tenant, tenant.into()));
+        assert!((90.0..=130.0).contains(&seconds) && has("acme") && !has("flood"), "{seconds}");
+        // What is bad from the first request on is not usual.
+        let history = History::default();
+        let route = history.route(&"chat".into());
+        for second in 0..900 {
+            let mut record = Record { route: "chat".into(), ..fixture::stream() };
+            record.at.end = at(second);
+            record.slo.ttft = Some(Duration::from_millis(if second % 4 == 0 { 1 } else { 500 }));
+            count(&history, record);
+        }
+        assert_eq!(route.calm().1, 0.0);
     }
 
     #[test]

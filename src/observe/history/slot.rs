@@ -206,10 +206,17 @@ impl Slot {
         f64::from(self.rejected) / f64::from(self.requests.max(1))
     }
 
-    /// Whether its requests kept their SLO and their answers had as much text as is `usual`.
+    /// Misses, as a fraction of the judged.
+    fn missed_share(&self) -> f64 {
+        f64::from(self.all_missed()) / f64::from(self.judged().max(1))
+    }
+
+    /// Whether its requests kept their SLO, and their answers had text, about as often as is `usual`. Before anything is usual, a route
+    /// that misses a little is taken for one that always does.
     pub(super) fn is_calm(&self, usual: Option<&Self>) -> bool {
-        let usual = usual.map_or(1.0, Self::empty_share);
-        self.all_missed() * 100 <= self.judged() && self.empty_share() <= 2.0 * usual + 0.1
+        let (missed, empty) = usual.map_or((1.0, 1.0), |usual| (usual.missed_share(), usual.empty_share()));
+        let most = (2.0 * missed).clamp(CALM, MOST_CALM);
+        self.missed_share() <= most && self.empty_share() <= 2.0 * empty + 0.1
     }
 
     /// Adds everything of another slot.
@@ -228,7 +235,8 @@ impl Slot {
         }
     }
 
-    fn merge_sums(&mut self, other: &Self) {
+    /// Without its parts.
+    pub(super) fn merge_sums(&mut self, other: &Self) {
         self.requests += other.requests;
         self.good += other.good;
         self.empty += other.empty;
@@ -459,6 +467,10 @@ fn has_failed(record: &Record, at: usize, attempt: &Attempt) -> bool {
 fn add(count: &mut u32, by: i32) {
     *count = count.saturating_add_signed(by);
 }
+
+/// Missed share up to which a slot is calm on any route, and beyond which on none.
+const CALM: f64 = 0.01;
+const MOST_CALM: f64 = 0.1;
 
 #[cfg(test)]
 mod tests {
