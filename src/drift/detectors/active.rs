@@ -73,6 +73,10 @@ impl ActiveFindings {
         Some(self.0.remove(at).finding)
     }
 
+    pub(super) fn of(&self, kind: Kind) -> Option<&Finding> {
+        self.0.iter().map(|active| &active.finding).find(|finding| finding.kind == kind)
+    }
+
     pub(super) fn count(&self, kind: Kind) -> usize {
         self.0.iter().filter(|active| active.finding.kind == kind).count()
     }

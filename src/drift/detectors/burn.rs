@@ -11,7 +11,7 @@ use super::table::{BurnRow, FAILING_HOUR, HOUR, LN_CHANCE, MOST, REPEATED, WEEK,
 use crate::diagnosis::figures::Count;
 use crate::stats::{Ring, ln_binomial_tail};
 
-/// Requests and the bad ones in slots of `SECONDS`: of 10 s for two hours, of a minute for the longest window of [`WORKBOOK`].
+/// Requests and the bad ones in slots of `SECONDS`: of 10 s for [`FINE`], longer ones for the longest window of [`WORKBOOK`].
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(super) struct BadRequests<const SECONDS: i64> {
     slots: Ring<Count>,
@@ -36,7 +36,7 @@ pub(super) struct Burn {
 }
 
 impl<const SECONDS: i64> BadRequests<SECONDS> {
-    const KEPT: i64 = if SECONDS < 60 { 2 * HOUR as i64 } else { WORKBOOK[2].long } / SECONDS;
+    const KEPT: i64 = if SECONDS < 60 { FINE as i64 } else { WORKBOOK[2].long } / SECONDS;
 
     /// Without what lies after `now`, in order: it comes from a file.
     pub(super) fn up_to(mut self, now: f64) -> Self {
@@ -60,12 +60,9 @@ impl<const SECONDS: i64> BadRequests<SECONDS> {
         if !std::mem::take(&mut self.is_due) {
             return None;
         }
-        let now = slot::<SECONDS>(at);
-        let window =
-            |seconds: i64| self.slots.iter().rev().take_while(move |(at, _)| (now - at) * SECONDS < seconds);
+        let window = |seconds| self.window(at, seconds);
         rows.iter().find_map(|row| {
-            // At 14.4 times a budget of over 7 % more would have to fail than came.
-            let share = (row.rate * budget).min(MOST);
+            let share = row.share(budget);
             let short: Count = window(row.short).map(|(_, count)| *count).sum();
             if short.share() <= share || short.bad < REPEATED as f64 {
                 return None;
@@ -82,6 +79,28 @@ impl<const SECONDS: i64> BadRequests<SECONDS> {
                 count,
             })
         })
+    }
+
+    /// Whether what a row found lasts: both of its windows are over their share, whether or not a request was bad just now.
+    pub(super) fn goes_on(&self, at: f64, row: &BurnRow, budget: f64) -> bool {
+        let is_over = |seconds| {
+            let count: Count = self.window(at, seconds).map(|(_, count)| *count).sum();
+            count.share() > row.share(budget)
+        };
+        is_over(row.short) && is_over(row.long)
+    }
+
+    /// The last seconds, newest slot first.
+    fn window(&self, at: f64, seconds: i64) -> impl Iterator<Item = (i64, &Count)> {
+        let now = slot::<SECONDS>(at);
+        self.slots.iter().rev().take_while(move |(at, _)| (now - at) * SECONDS < seconds)
+    }
+}
+
+impl BurnRow {
+    /// At 14.4 times a budget of over 7 % more would have to fail than came.
+    fn share(&self, budget: f64) -> f64 {
+        (self.rate * budget).min(MOST)
     }
 }
 
@@ -164,6 +183,9 @@ fn day_and_hour(at: f64) -> (i64, usize) {
     let hours = hour_index(at);
     (hours.div_euclid(24), usize::try_from(hours.rem_euclid(24)).unwrap_or(0))
 }
+
+/// Seconds for which slots of 10 s are kept.
+pub(super) const FINE: f64 = 2.0 * HOUR;
 
 #[cfg(test)]
 mod tests {

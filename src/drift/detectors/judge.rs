@@ -56,6 +56,11 @@ fn minutes(series: &mut RouteSeries, at: f64, settings: &Settings, out: &mut Vec
     let late = series.late.judge(at, &P99, LATE_BUDGET);
     let found = late.map(|late| report::late(series, at, &late));
     series.active.raise(found, out);
+    // A trickle has no failure for hours, and lasts.
+    let row = series.active.of(Kind::AvailabilityBurn).and_then(report::row_of);
+    if row.is_some_and(|row| series.failed.goes_on(at, row, settings.error_budget)) {
+        series.active.renew(at, Kind::AvailabilityBurn);
+    }
     let burn = series.failed.judge(at, &WORKBOOK, settings.error_budget);
     let found = burn.map(|burn| report::budget_burn(series, at, &burn));
     series.active.raise(found, out);

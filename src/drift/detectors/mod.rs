@@ -277,6 +277,26 @@ mod tests {
     }
 
     #[test]
+    fn a_trickle_of_one_replica_s_failures_is_one_finding_until_it_has_recovered() {
+        let (mut detectors, mut found) = (Detectors::new(Settings::default()), Vec::new());
+        let mut run = |days: std::ops::Range<u32>, fails: bool| {
+            for n in days.start * 2880..days.end * 2880 {
+                let replica = ["r0", "r1", "r2", "r3"][n as usize % 4];
+                // One in 100 minutes.
+                let outcome = if fails && n % 200 == 1 { Outcome::Failed } else { Outcome::Ok };
+                let one = Observation { replica, outcome, ..failed("v1", 30.0 * f64::from(n)) };
+                detectors.observe(&one, &mut found);
+            }
+            let found = found.iter().filter(|one| one.kind == Kind::AvailabilityBurn);
+            let causes: Vec<_> = found.map(Finding::diagnosis).collect();
+            (causes, detectors.active().count())
+        };
+        assert_eq!(run(0..2, false), (vec![], 0));
+        assert_eq!(run(2..8, true), (vec![Diagnosis::Replica], 1));
+        assert_eq!(run(8..9, false), (vec![Diagnosis::Replica], 0));
+    }
+
+    #[test]
     fn failures_before_an_answer_are_charged_to_the_replica_that_failed() {
         let (mut detectors, mut found) = (Detectors::new(Settings::default()), Vec::new());
         let sick: [Arc<str>; 1] = ["r1".into()];

@@ -8,10 +8,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::blocks::BlockHistory;
-use super::burn::BadRequests;
+use super::burn::{BadRequests, FINE};
 use super::table::{
     HOUR, HOURLY_NOISE, MOST, QUARTERS, REPEATED, REPLICA, REPLICA_REQUESTS, StepRow, USUAL_HOURS, WEEK,
 };
+use crate::diagnosis::figures::Count;
 use crate::diagnosis::table::{DIFFERS, DIFFERS_FROM_USUAL, UNMOVED};
 use crate::stats::{Counts, Histogram, MEDIAN_ERROR, Ring, median, robust};
 
@@ -33,8 +34,9 @@ pub(super) struct ReplicaHistory {
     is_slow: bool,
     /// TTFT by days, for a tail that drifts at this replica alone.
     pub(super) blocks: BlockHistory,
-    /// Attempts, and those that failed: fine enough to keep them apart from what was well before it began.
-    pub(super) failed: BadRequests<10>,
+    /// Attempts, and those that failed: fine enough to keep them apart from what was well before it began, and by hour for a trickle.
+    failed: BadRequests<10>,
+    failed_by_hour: BadRequests<3600>,
     /// Requests with a bound on TTFT, and the late ones.
     pub(super) late: BadRequests<10>,
     /// When it served a request last.
@@ -94,6 +96,7 @@ impl ReplicaHistory {
             is_slow: false,
             blocks,
             failed: BadRequests::default(),
+            failed_by_hour: BadRequests::default(),
             late: BadRequests::default(),
             last_seen: f64::NEG_INFINITY,
         }
@@ -105,6 +108,21 @@ impl ReplicaHistory {
         self.blocks.add(at, ttft);
         if let Some(residual) = residual {
             self.residual.current.add_seconds(residual);
+        }
+    }
+
+    /// Takes an attempt.
+    pub(super) fn attempt(&mut self, at: f64, has_failed: bool) {
+        self.failed.add(at, has_failed);
+        self.failed_by_hour.add(at, has_failed);
+    }
+
+    /// Attempts since `onset`, as of now, by slot: by the hour where that is long ago.
+    pub(super) fn failures_since(&self, onset: f64, at: f64) -> Vec<(i64, Count)> {
+        if at - onset <= FINE {
+            self.failed.since(onset).collect()
+        } else {
+            self.failed_by_hour.since(onset).collect()
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::Settings;
 use super::active::ActiveFinding;
-use super::burn::{BadHour, BadRequests, Burn};
+use super::burn::{BadHour, Burn};
 use super::finding::{Fact, Finding, SeriesName};
 use super::kind::{Horizon, Kind, Subject};
 use super::recent::Doubling;
@@ -16,7 +16,7 @@ use super::replicas::{ReplicaHistory, SlowReplica};
 use super::series::RouteSeries;
 use super::shift::{Shift, ShiftedPart};
 use super::slow::{self, MedianMove, SlowDrift};
-use super::table::{HOUR, LATE_BUDGET, LOOKED_AT, PARTS, StepRow, TAIL, WINDOW};
+use super::table::{BurnRow, HOUR, LATE_BUDGET, LOOKED_AT, PARTS, StepRow, TAIL, WINDOW, WORKBOOK};
 use crate::diagnosis::figures::Count;
 use crate::diagnosis::table::{BUSIER, DIFFERS, LONGER, UNMOVED};
 use crate::diagnosis::{Case, Causes, Diagnosis, Onset, SignalChange, Signals, Tier, of_changes};
@@ -151,7 +151,7 @@ pub(super) fn doubling(series: &mut RouteSeries, at: f64, kind: Kind, doubling: 
 pub(super) fn late(series: &mut RouteSeries, at: f64, late: &Burn) -> ActiveFinding {
     let ttft = series.ttft.ratio(at);
     let onset = at - late.lasted;
-    let affected = Affected::by_share(series, onset, |replica| &replica.late);
+    let affected = Affected::by_share(series, |replica| replica.late.since(onset).collect());
     Seen::new(Kind::TtftP99OverSlo, affected, onset, 0)
         .tail_alone(ttft.is_some_and(|ratio| ratio < UNMOVED))
         .fact("share_over_slo", late.count.share())
@@ -244,14 +244,20 @@ pub(super) fn slow_drift(
 
 pub(super) fn budget_burn(series: &mut RouteSeries, at: f64, burn: &Burn) -> ActiveFinding {
     let onset = at - burn.lasted;
-    let affected = Affected::by_share(series, onset, |replica| &replica.failed);
+    let affected = Affected::by_share(series, |replica| replica.failures_since(onset, at));
     Seen::new(Kind::AvailabilityBurn, affected, onset, 0)
         .fact("burn_rate", burn.rate)
-        .fact("long_window_seconds", burn.long)
+        .fact(LONG_WINDOW, burn.long)
         .fact("short_window_seconds", burn.short)
         .fact("requests", burn.count.all)
         .fact("failed", burn.count.bad)
         .finding(series, at)
+}
+
+/// The row by which a burn was found.
+pub(super) fn row_of(finding: &Finding) -> Option<&'static BurnRow> {
+    let (_, long) = finding.evidence.iter().find(|(name, _)| *name == LONG_WINDOW)?;
+    WORKBOOK.iter().find(|row| *long == Fact::Number(row.long as f64))
 }
 
 pub(super) fn bad_hour(series: &mut RouteSeries, at: f64, bad: &BadHour) -> ActiveFinding {
@@ -283,8 +289,12 @@ pub(super) fn look_again(series: &mut RouteSeries, at: f64) {
         let changes = series.signals.changes_from(&active.before, minute_of(at));
         let ratio = series.ttft.ratio(at).unwrap_or(1.0);
         let affected = match (kind, row.subject) {
-            (_, Subject::Availability) => Affected::by_share(series, since, |replica| &replica.failed),
-            (Kind::TtftP99OverSlo, _) => Affected::by_share(series, since, |replica| &replica.late),
+            (_, Subject::Availability) => {
+                Affected::by_share(series, |replica| replica.failures_since(since, at))
+            }
+            (Kind::TtftP99OverSlo, _) => {
+                Affected::by_share(series, |replica| replica.late.since(since).collect())
+            }
             _ => Affected::now(series, at, since, kind, ratio),
         };
         let (facts, is_shared) = (affected.facts(), affected.is_shared);
@@ -400,20 +410,20 @@ impl Affected {
         affected
     }
 
-    /// By their bad requests since `onset`: at least the series' share.
-    fn by_share(series: &RouteSeries, onset: f64, bad_of: fn(&ReplicaHistory) -> &BadRequests<10>) -> Self {
+    /// By their bad requests since it began, by slot: at least the series' share.
+    fn by_share(series: &RouteSeries, bad_of: impl Fn(&ReplicaHistory) -> Vec<(i64, Count)>) -> Self {
         let of =
-            |replica: &ReplicaHistory| bad_of(replica).since(onset).map(|(_, count)| count).sum::<Count>();
+            |replica: &ReplicaHistory| bad_of(replica).into_iter().map(|(_, count)| count).sum::<Count>();
         let all: Count = series.replicas.iter().map(of).sum();
         let mut affected = Self::of(series, |_, replica| {
             let own = of(replica);
             (own.all >= 1.0).then_some(own.bad >= 1.0 && own.bad * all.all >= all.bad * own.all)
         });
         // Beside failures elsewhere only: a single one long ago makes an onset, and most since were well.
-        let slots = series.replicas.iter().flat_map(|replica| bad_of(replica).since(onset));
+        let slots = series.replicas.iter().flat_map(&bad_of);
         let bad: HashSet<i64> = slots.filter(|(_, count)| count.bad > 0.0).map(|(slot, _)| slot).collect();
         let beside = |replica: &ReplicaHistory| {
-            let slots = bad_of(replica).since(onset).filter(|(slot, _)| bad.contains(slot));
+            let slots = bad_of(replica).into_iter().filter(|(slot, _)| bad.contains(slot));
             Some(slots.map(|(_, count)| count).sum::<Count>()).filter(|count| count.all >= 1.0)
         };
         let shares = series.replicas.iter().filter_map(beside).map(Count::share);
@@ -443,3 +453,6 @@ fn gap() -> i64 {
 fn minute_of(at: f64) -> i64 {
     (at / 60.0).floor() as i64
 }
+
+/// Of a burn: its row.
+const LONG_WINDOW: &str = "long_window_seconds";

@@ -136,13 +136,13 @@ impl RouteSeries {
             self.failed.add(at, is_bad);
             self.hours_of_day.add(at, is_bad);
             if let Some(replica) = replica.and_then(|index| self.replicas.get_mut(index)) {
-                replica.failed.add(at, is_bad);
+                replica.attempt(at, is_bad);
             }
         }
         for name in observation.failed_at {
             let index = self.replica_index(name, at, settings);
             if let Some(replica) = index.and_then(|index| self.replicas.get_mut(index)) {
-                replica.failed.add(at, true);
+                replica.attempt(at, true);
             }
         }
         if let Some(itl) = observation.itl {
