@@ -126,13 +126,13 @@ labels! {
     }
 }
 
-/// Shares of the wait for a first token, by the engine's pages that were read meanwhile.
+/// Shares of the wait for a first token, by the engine's pages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SeenWait {
-    /// In which the request stood in the engine's queue.
-    pub queued: f64,
-    /// In which the engine had nothing to do: it is what its server does before the engine has a request, HTTP, chat template, tokens.
-    pub idle: f64,
+    /// In which the engine did not have the request: its server had it, for HTTP, chat template and tokens, or the network.
+    pub outside: f64,
+    /// Of the rest, in which it stood in the engine's queue; `None` where no page was read meanwhile.
+    pub queued: Option<f64>,
 }
 
 /// One attempt at one replica.
@@ -166,7 +166,7 @@ pub struct Attempt {
     /// Requests that waited at the replica when it was chosen: ours without a first token, others' by the last scrape, and one
     /// more where the batch was full.
     pub ahead: f32,
-    /// `None` where no page was read meanwhile, or no token came.
+    /// `None` where no page shows anything of its wait, or no token came.
     pub seen: Option<SeenWait>,
     /// Its answer was whole and had no content.
     pub is_empty: bool,

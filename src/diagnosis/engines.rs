@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::figures::seconds;
 use super::table::{DIFFERS, FEW, MAJORITY, MIN_DIFFERENCE, NOISE};
-use crate::fleet::status::{KvCounters, ReplicaStatus, Way};
+use crate::fleet::status::{KvCounters, MOST_OF_A_WAIT, ReplicaStatus, Way};
 use crate::observe::history::{Dimension, Part, Slot};
 use crate::stage::Stage;
 use crate::stats::{Mean, upper_quantile};
@@ -69,17 +69,17 @@ pub(crate) fn ways(slot: &Slot, stage: Stage, replicas: &[ReplicaStatus]) -> Way
     }
     let missed = |name: &Arc<str>| slot.of(Dimension::Replica, name).map_or(0, |part| part.missed_in[stage]);
     let matters = MIN_DIFFERENCE.max(MATTERS * slot.bound.value().unwrap_or_default());
-    let is_far = |between: f64, seen: f64| between >= matters && between >= MAJORITY * seen;
+    let is_far = |way: &Way| way.outside().is_some_and(|outside| outside >= matters);
+    let is_near = |way: &Way| way.seen - way.counted < matters.max(MOST_OF_A_WAIT * way.seen);
     let known = || replicas.iter().filter_map(|status| Some((status, status.counters?.way?)));
     // What came before the last seconds may be of before the onset: it shows no replica to be near where others have come since.
     let has_come = known().any(|(_, way)| way.span < LATEST);
     let mut ways = Ways::default();
     for (status, way) in known() {
         let Some(waiting) = queue(status) else { continue };
-        // Other requests than ours add to the sum of the engine's count and take from its mean: between the two nothing is known.
-        if !is_far(way.seen - way.counted, way.seen) {
+        if is_near(&way) {
             ways.near += usize::from(!has_come || way.span < LATEST);
-        } else if is_far(way.seen - way.in_engine, way.seen) && waiting < 1.0 && missed(&status.replica) > 0 {
+        } else if is_far(&way) && waiting < 1.0 && missed(&status.replica) > 0 {
             ways.far.push(Far { replica: Arc::clone(&status.replica), way });
         }
     }

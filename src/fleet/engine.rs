@@ -104,8 +104,8 @@ impl EngineFacts {
         queues.pages.push_back(QueuePage { at, queued: (waiting / ours.max(1) as f64).min(1.0), is_idle });
     }
 
-    /// What the pages of that time showed of a wait for a first token; a request is as likely in the queue as all without one are. `None`
-    /// if no page was read.
+    /// What the pages of that time showed of a wait for a first token; a request is as likely in the queue as all without one are. What the
+    /// last first tokens took before the engine had them, this one took as well. `None` if neither is known.
     pub fn seen(&self, from: Stamp, to: Stamp) -> Option<SeenWait> {
         let queues = self.queues.lock();
         let pages = queues.pages.iter().rev().take_while(|page| page.at >= from);
@@ -116,7 +116,17 @@ impl EngineFacts {
             // An engine shows a request when its first step is done.
             idle += f64::from(u8::from(page.is_idle && page.at.since(from) >= FIRST_STEP));
         }
-        (all > 0.0).then(|| SeenWait { queued: queued / all, idle: idle / all })
+        let on_the_way = self.on_the_way() / to.since(from).as_secs_f64().max(1e-3);
+        let outside = (idle / f64::max(all, 1.0)).max(on_the_way).min(1.0);
+        let queued = (all > 0.0).then(|| queued / all);
+        (all > 0.0 || outside > 0.0).then_some(SeenWait { outside, queued })
+    }
+
+    /// Seconds of a first token between gateway and engine, where those are most of it and the engine has no queue.
+    fn on_the_way(&self) -> f64 {
+        let scraped = self.scraped.load();
+        let unqueued = scraped.as_deref().filter(|page| page.recent_waiting.is_none_or(|n| n < 1.0));
+        unqueued.and_then(|page| page.way?.outside()).unwrap_or_default()
     }
 
     /// Waiting requests of this scrape, averaged with those of the scrapes before.
@@ -172,9 +182,30 @@ const QUEUES_KEPT: usize = 64;
 mod tests {
     use super::*;
     use crate::clock::seconds as at;
+    use crate::fleet::status::Way;
 
-    fn shares(queued: f64, idle: f64) -> Option<SeenWait> {
-        Some(SeenWait { queued, idle })
+    fn shares(queued: f64, outside: f64) -> Option<SeenWait> {
+        Some(SeenWait { outside, queued: Some(queued) })
+    }
+
+    #[test]
+    fn what_first_tokens_take_before_their_engine_has_them_is_no_work_of_it() {
+        let facts = EngineFacts::default();
+        let scraped = |way: (f64, f64), waiting| {
+            let (seen, in_engine) = way;
+            let way = Some(Way { span: Duration::from_secs(15), seen, counted: in_engine, in_engine });
+            let page = EngineCounters { way, recent_waiting: Some(waiting), ..EngineCounters::default() };
+            facts.scraped.store(Some(Arc::new(page)));
+            facts.seen(at(100), at(102))
+        };
+        assert_eq!(facts.seen(at(100), at(102)), None);
+        assert_eq!(scraped((1.6, 0.1), 0.0), Some(SeenWait { outside: 0.75, queued: None }));
+        assert_eq!(scraped((14.0, 0.1), 0.0), Some(SeenWait { outside: 1.0, queued: None }));
+        assert_eq!(scraped((1.6, 1.0), 0.0), None, "most of it is the engine's");
+        assert_eq!(scraped((0.04, 0.001), 0.0), None, "none notices it");
+        assert_eq!(scraped((1.6, 0.1), 3.0), None, "it has a queue");
+        facts.saw_queue(1.0, Some(2.0), 2, at(101));
+        assert_eq!(scraped((1.6, 0.1), 0.0), shares(0.5, 0.75));
     }
 
     #[test]

@@ -145,6 +145,20 @@ pub struct Way {
     pub in_engine: f64,
 }
 
+impl Way {
+    /// Seconds between gateway and engine, where those are most of it: other requests than ours add to the sum of the engine's count and
+    /// take from its mean, and between the two nothing is known.
+    pub(crate) fn outside(self) -> Option<f64> {
+        let Self { seen, counted, in_engine, .. } = self;
+        let outside = seen - counted.max(in_engine);
+        (outside >= MOST_OF_A_WAIT * seen && outside >= NOTICED).then_some(outside)
+    }
+}
+
+/// Share of a wait for a first token that makes it the way's, and seconds of one that somebody notices.
+pub(crate) const MOST_OF_A_WAIT: f64 = 0.5;
+const NOTICED: f64 = 0.05;
+
 /// What an engine counts of KV that moves between engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct KvCounters {

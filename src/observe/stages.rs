@@ -202,7 +202,7 @@ impl StageCursor {
             return;
         }
         let outside =
-            attempt.and_then(|attempt| attempt.seen).map_or(Duration::ZERO, |seen| part(wait, seen.idle));
+            attempt.and_then(|attempt| attempt.seen).map_or(Duration::ZERO, |seen| part(wait, seen.outside));
         let wait = wait - outside;
         let queue = attempt.and_then(|attempt| queue_of(wait, attempt));
         if let Some(queue) = queue {
@@ -227,8 +227,8 @@ impl EngineTimes {
 /// `share = queue / (queue + prefill)` as expected: time far beyond the prediction is other requests' work, where there are any. `None`
 /// where nothing is known.
 fn queue_of(wait: Duration, attempt: &Attempt) -> Option<Duration> {
-    if let Some(seen) = attempt.seen {
-        return Some(part(wait, seen.queued));
+    if let Some(queued) = attempt.seen.and_then(|seen| seen.queued) {
+        return Some(part(wait, queued));
     }
     let of_others = f64::from(attempt.ahead / (attempt.ahead + 1.0));
     let Some(expected) = attempt.expected else {
@@ -303,7 +303,8 @@ mod tests {
             Some(EngineTimes { queue, prefill, first_token, generation: None })
         };
         let expected = |queue, prefill| Some(ExpectedWait { queue: ms(queue), prefill: ms(prefill) });
-        let pages = |queued, idle| Some(SeenWait { queued, idle });
+        let pages = |queued, outside| Some(SeenWait { outside, queued: Some(queued) });
+        let way = |outside| Some(SeenWait { outside, queued: None });
         // (engine's figures, expectation, by its pages, requests ahead; engine_queue, engine_other in ms; source), of 195 ms.
         let cases = [
             (reported(50, None, 150), None, None, 0.0, Some(50), Some(45), "measured"),
@@ -321,6 +322,7 @@ mod tests {
             (None, expected(0, 20), pages(1.0, 0.0), 0.0, Some(195), None, "estimated"),
             // What an idle engine did not have was with its server.
             (None, None, pages(0.1, 0.8), 0.0, Some(3), Some(156), "estimated"),
+            (None, expected(13, 26), way(0.8), 0.0, Some(13), Some(156), "estimated"),
             // Before anything is learned those who were there first share the wait.
             (None, None, None, 0.0, None, None, "estimated"),
             (None, None, None, 1.0, Some(97), None, "estimated"),
