@@ -74,14 +74,14 @@ pub(crate) struct Cause {
     pub(crate) reason: &'static str,
     /// Blamed by the engines' queues as scraped: the gateway has not learned to split the wait yet.
     pub(crate) is_by_scrape: bool,
-    /// Where replicas are to blame by the way to their engines alone it is the network, whatever the stage.
+    /// Where replicas are to blame by the way to their engines alone it is that, whatever the stage.
     pub(crate) ways: Ways,
 }
 
 impl Cause {
-    /// The stage, or the network.
+    /// The stage, or that between gateway and engine.
     pub(crate) fn place(&self) -> &'static str {
-        if self.ways.far.is_empty() { self.stage.as_str() } else { "network" }
+        if self.ways.far.is_empty() { self.stage } else { Stage::EngineOther }.as_str()
     }
 }
 

@@ -118,7 +118,8 @@ fn headline(window: &WindowFigures, cause: &Cause) -> String {
 
 fn blame(slot: &Slot, cause: &Cause) -> String {
     let by = if cause.is_by_scrape { " (by the engines' own count)" } else { "" };
-    format!("{} of {} misses in {}{by}", cause.misses, slot.all_missed(), cause.place())
+    let which = if cause.ways.far.is_empty() { "" } else { " (network, or the engines' own servers)" };
+    format!("{} of {} misses in {}{by}{which}", cause.misses, slot.all_missed(), cause.place())
 }
 
 /// What means more than a stage: an engine's own words of what failed, and nothing of answers that are empty.

@@ -387,7 +387,7 @@ fn a_queue_that_only_one_engine_has_is_named_though_the_gateway_has_learned_noth
 }
 
 #[test]
-fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
+fn a_way_to_a_replica_that_takes_long_is_no_queue_and_its_network_or_its_server() {
     let queue = |slow| (Stage::EngineQueue, slow, 0.3);
     let now = slot(TTFT, &[did("r1", 2, 20, queue(2.3)), did("r2", 30, 0, queue(0.3))]);
     let mut figures = figures(now, vec![way("r1", 2.1, 0.02), way("r2", 0.3, 0.25)]);
@@ -396,19 +396,19 @@ fn a_way_to_a_replica_that_takes_long_is_the_network_and_no_queue() {
     }
     names_only(
         &figures,
-        "misses in network | r1 stands out: its first tokens take 2.1 s, of which its engine has 20 ms at most",
+        "misses in engine_other (network, or the engines' own servers) | r1 stands out: its first tokens take 2.1 s, of which its engine has 20 ms at most",
         "engine_queue | r2",
     );
     // Alone it does not stand out: of the other no first tokens are known, or none of the last seconds.
     let known = way_of(&mut figures, 1).take();
-    names_only(&figures, "20 of 20 misses in network | all at replica r1", "stands out");
+    names_only(&figures, "20 of 20 misses in engine_other (network | all at replica r1", "stands out");
     *way_of(&mut figures, 1) = known.map(|way| Way { span: Duration::from_secs(60), ..way });
-    names_only(&figures, "20 of 20 misses in network | all at replica r1", "stands out");
+    names_only(&figures, "20 of 20 misses in engine_other (network | all at replica r1", "stands out");
     *way_of(&mut figures, 1) = known;
     // One that waits at a moment explains nothing, a queue does.
     figures.replicas[0].signals.as_mut().unwrap().page.waiting = Some(2.0);
     figures.replicas[0].counters.as_mut().unwrap().recent_waiting = Some(0.6);
-    names(&figures, "20 of 20 misses in network");
+    names(&figures, "20 of 20 misses in engine_other (network");
     figures.replicas[0].counters.as_mut().unwrap().recent_waiting = Some(9.0);
     names_only(&figures, "misses in engine_queue | replica r1 stands out", "network");
 }
@@ -447,7 +447,7 @@ fn places_that_a_long_way_holds_are_the_networks_and_those_of_one_engine_are_not
     let admit = |slow| (Stage::Admit, slow, 0.1);
     let now = slot(TTFT, &[did("r1", 10, 10, admit(2.0)), did("r2", 10, 10, admit(2.0))]);
     let figures = |own: [f64; 2]| figures(now.clone(), vec![way("r1", 1.3, own[0]), way("r2", 1.3, own[1])]);
-    names_only(&figures([0.1, 0.1]), "20 of 20 misses in network | shared by all 2", "admit");
+    names_only(&figures([0.1, 0.1]), "20 of 20 misses in engine_other (network | shared by all 2", "admit");
     names_only(&figures([0.1, 1.2]), "20 of 20 misses in admit", "network");
 }
 
@@ -903,12 +903,12 @@ fn misses_are_counted_where_the_sentence_places_them() {
     let slow = |seconds| (Stage::EngineQueue, seconds, 0.3);
     let one = [did("r1", 2, 20, slow(2.3)), did("r2", 30, 0, slow(0.3))];
     let far = figures(slot(TTFT, &one), vec![way("r1", 2.1, 0.02), way("r2", 0.3, 0.25)]);
-    names(&far, "20 of 20 misses in network");
+    names(&far, "20 of 20 misses in engine_other (network");
     let shown = |figures: &RouteFigures| {
         missed_in(&figures.minute.slot, judge(figures).cause.as_ref()).into_iter().collect::<Vec<_>>()
     };
     assert_eq!(shown(&queued), [("admit".to_owned(), 5), ("engine_queue".to_owned(), 15)]);
-    assert_eq!(shown(&far), [("network".to_owned(), 20)]);
+    assert_eq!(shown(&far), [("engine_other".to_owned(), 20)]);
 }
 
 #[test]
