@@ -47,7 +47,9 @@ impl Overdue {
             tpot,
             pace: Pace::default(),
             e2e,
+            is_stream: record.is_stream,
             asked: None,
+            asked_at: None,
         };
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let shard = self.shards.get(id % SHARDS)?;
@@ -86,17 +88,8 @@ pub struct Late {
     pub class: Class,
     /// Where it was sent to last; `None` while it waits in the gateway.
     pub asked: Option<Arc<Served>>,
-}
-
-impl Late {
-    /// The stage in which it missed its bound.
-    pub fn stage(&self) -> Stage {
-        match (&self.asked, self.missed) {
-            (None, _) => Stage::Admit,
-            (Some(_), Missed::Ttft) => Stage::Prefill,
-            (Some(_), _) => Stage::Decode,
-        }
-    }
+    /// The stage with most of the time that its bound covers so far.
+    pub stage: Stage,
 }
 
 /// Follows the bounds of one request while it lives.
@@ -109,8 +102,11 @@ pub(super) struct BoundGuard {
 
 impl BoundGuard {
     /// The request goes to this replica.
-    pub(super) fn asks(&self, served: &Arc<Served>) {
-        self.update(|waiting| waiting.asked = Some(Arc::clone(served)));
+    pub(super) fn asks(&self, served: &Arc<Served>, now: Stamp) {
+        self.update(|waiting| {
+            waiting.asked = Some(Arc::clone(served));
+            waiting.asked_at.get_or_insert(now);
+        });
     }
 
     /// Its first token came: from here on the bound on its duration is what is left to miss.
@@ -148,7 +144,11 @@ struct Waiting {
     tpot: Option<Duration>,
     pace: Pace,
     e2e: Option<Stamp>,
+    is_stream: bool,
+    /// The last replica that it was sent to.
     asked: Option<Arc<Served>>,
+    /// When it was sent to the first.
+    asked_at: Option<Stamp>,
 }
 
 impl Waiting {
@@ -168,8 +168,22 @@ impl Waiting {
             (Some(_), Some(by), None) => (by, None),
             (_, None, None) => return None,
         };
-        let (tenant, asked) = (Arc::clone(&self.tenant), self.asked.clone());
-        Some(Late { missed, waits_for, since: self.since, by, tenant, class: self.class, asked })
+        let (tenant, asked, stage) = (Arc::clone(&self.tenant), self.asked.clone(), self.stage(missed, now));
+        Some(Late { missed, waits_for, since: self.since, by, tenant, class: self.class, asked, stage })
+    }
+
+    /// As its record will have it, as far as is known.
+    fn stage(&self, missed: Missed, now: Stamp) -> Stage {
+        let Some(asked_at) = self.asked_at else { return Stage::Admit };
+        let first_token = self.first_token.unwrap_or(now);
+        let at_engine = if self.is_stream { Stage::Prefill } else { Stage::EngineOther };
+        let stages = [
+            (Stage::Admit, asked_at.since(self.since)),
+            (at_engine, first_token.since(asked_at)),
+            (Stage::Decode, now.since(first_token)),
+        ];
+        let covered = stages.into_iter().filter(|(stage, _)| missed.may_be_in(*stage));
+        covered.max_by_key(|(_, time)| *time).map_or(at_engine, |(stage, _)| stage)
     }
 }
 
@@ -235,11 +249,12 @@ mod tests {
         let (overdue, record) = (Overdue::default(), record());
         let guard = overdue.watch(&record).unwrap();
         let missed =
-            |at| of_route(&overdue, &record.route, ms(at)).pop().map(|late| (late.missed, late.stage()));
+            |at| of_route(&overdue, &record.route, ms(at)).pop().map(|late| (late.missed, late.stage));
         assert_eq!(missed(100), None);
         assert_eq!(missed(101), Some((Missed::Ttft, Stage::Admit)));
-        guard.asks(&record.attempts[0].served);
-        assert_eq!(missed(101), Some((Missed::Ttft, Stage::Prefill)));
+        guard.asks(&record.attempts[0].served, ms(60));
+        assert_eq!(missed(101), Some((Missed::Ttft, Stage::Admit)), "most of it before it was sent");
+        assert_eq!(missed(130), Some((Missed::Ttft, Stage::Prefill)));
         let late = of_route(&overdue, &record.route, ms(101)).pop().unwrap();
         assert_eq!(late.by, Duration::from_millis(1));
         assert_eq!(late.asked.unwrap().replica, record.attempts[0].served.replica);
@@ -282,13 +297,13 @@ mod tests {
             let slo = SloBounds { tpot, ..SloBounds::default() };
             let record = Record { slo, ..record };
             let guard = overdue.watch(&record).unwrap();
-            guard.asks(&record.attempts[0].served);
+            guard.asks(&record.attempts[0].served, ms(1));
             guard.first_token(ms(50));
             for gaps in batches {
                 guard.gaps(&Gaps { gaps, late_itl: &[], is_filling: false }, || per_event);
             }
             let late = of_route(&overdue, &record.route, ms(60)).pop();
-            let found = late.map(|late| (late.missed, late.stage(), late.waits_for, late.by));
+            let found = late.map(|late| (late.missed, late.stage, late.waits_for, late.by));
             let expected = expected.map(|by| (Missed::Tpot, Stage::Decode, None, Duration::from_millis(by)));
             assert_eq!(found, expected, "{name}");
         }
@@ -300,7 +315,9 @@ mod tests {
         let unary = Record { is_stream: false, ..record() };
         let guard = overdue.watch(&unary).unwrap();
         assert!(of_route(&overdue, &unary.route, ms(999)).is_empty());
-        assert_eq!(of_route(&overdue, &unary.route, ms(1001)).len(), 1);
+        guard.asks(&unary.attempts[0].served, ms(5));
+        let late: Vec<_> = of_route(&overdue, &unary.route, ms(1001)).iter().map(|late| late.stage).collect();
+        assert_eq!(late, [Stage::EngineOther]);
         drop(guard);
         let unbound = Record { slo: SloBounds::default(), ..record() };
         assert!(overdue.watch(&unbound).is_none());

@@ -87,7 +87,7 @@ impl RecordGuard {
     /// An attempt goes to this replica.
     pub fn asks(&self, served: &Arc<Served>) {
         if let Some(bounds) = &self.bounds {
-            bounds.asks(served);
+            bounds.asks(served, self.clock().now());
         }
     }
 

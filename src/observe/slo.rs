@@ -73,6 +73,17 @@ fn waited_for_first_token(record: &Record) -> Option<Duration> {
     if has_left { Some(record.at.end.since(record.at.read?)) } else { record.ttft() }
 }
 
+impl Missed {
+    /// Whether what is missed for this reason may be blamed on a stage.
+    pub(crate) fn may_be_in(self, stage: Stage) -> bool {
+        match self {
+            Self::Ttft => stage.is_before_first_token(),
+            Self::Itl | Self::Tpot => matches!(stage, Stage::Decode | Stage::Relay),
+            Self::Error | Self::Refused | Self::E2e | Self::Empty => true,
+        }
+    }
+}
+
 /// The longest of the stages that a missed bound covers.
 pub(crate) fn blamed(record: &Record, missed: Missed, stages: &[StageTime]) -> Option<Stage> {
     match missed {

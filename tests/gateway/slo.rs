@@ -135,7 +135,7 @@ async fn a_stream_whose_tokens_come_too_slowly_is_a_miss_while_it_runs() {
         routes
             .into_values()
             .flatten()
-            .map(|late| (late.missed.as_str(), late.stage(), late.waits_for.is_some()))
+            .map(|late| (late.missed.as_str(), late.stage, late.waits_for.is_some()))
             .collect::<Vec<_>>()
     };
     until("it is a miss", || late() == [("tpot", Stage::Decode, false)]).await;

@@ -321,7 +321,7 @@ impl Slot {
 
     /// Counts a request that has missed a bound and has not ended: as the miss that its record will be.
     pub fn add_late(&mut self, late: &Late) {
-        let blamed = late.stage();
+        let blamed = late.stage;
         self.missed[late.missed as usize] += 1;
         self.missed_in[blamed] += 1;
         for (dimension, name) in took_part(late.asked.as_deref(), &late.tenant, late.class) {
