@@ -24,7 +24,7 @@ use crate::labels::OTHER;
 use crate::observe::history::{Dimension, Part, Slot};
 use crate::observe::lag::Lateness;
 use crate::stage::Stage;
-use crate::stats::{Counts, upper_quantile};
+use crate::stats::{Counts, Mean, upper_quantile};
 
 #[derive(Default)]
 pub(crate) struct RouteFigures {
@@ -431,9 +431,12 @@ fn fails(part: &Part, others: &Others<'_>) -> Option<(f64, String)> {
 
 /// Whether the wait for first tokens is that of its work: prefix affinity sends one replica the colder prompts.
 fn is_explained(part: &Part, others: &Others<'_>, stage: Stage) -> bool {
-    let of = |part: &Part| (others.over_work)(part).value();
-    let mut rest: Vec<f64> = others.alike.iter().filter_map(|other| of(other)).collect();
-    let pair = of(part).zip(upper_quantile(&mut rest, 0.5));
+    let pair_by = |work: fn(&Part) -> Mean| {
+        let mut rest: Vec<f64> = others.alike.iter().filter_map(|other| work(other).value()).collect();
+        work(part).value().zip(upper_quantile(&mut rest, 0.5))
+    };
+    // Not every policy predicts.
+    let pair = pair_by(others.over_work).or_else(|| pair_by(|part| part.per_token));
     let is_of_prompts = matches!(stage, Stage::EngineQueue | Stage::Prefill);
     is_of_prompts && pair.is_some_and(|(own, usual)| own < DIFFERS_FROM_USUAL * usual)
 }

@@ -152,6 +152,24 @@ fn a_slow_replica_is_named_with_its_stage() {
 }
 
 #[test]
+fn longer_prompts_at_one_replica_by_chance_are_no_fault_of_it_though_nothing_is_predicted() {
+    let prefill = |seconds| (Stage::Prefill, seconds, seconds);
+    let now = |tokens: [f64; 3]| {
+        let all =
+            [did("r1", 20, 6, prefill(0.7)), did("r2", 14, 12, prefill(1.3)), did("r3", 20, 6, prefill(0.7))];
+        let mut now = slot(TTFT, &all);
+        for (name, tokens) in ["r1", "r2", "r3"].into_iter().zip(tokens) {
+            let part = part(&mut now.slot, name);
+            part.per_token = Mean { count: tokens, ..part.stages[Stage::Prefill] };
+        }
+        figures(now, queues([0.0; 3]))
+    };
+    let longer = now([26.0 * 1_700.0, 26.0 * 3_200.0, 26.0 * 1_700.0]);
+    names_only(&longer, "24 of 24 misses in prefill | shared by all 3 replicas", "stands out");
+    names(&now([26.0 * 1_700.0; 3]), "replica r2 stands out: has 1.3 s of prefill");
+}
+
+#[test]
 fn a_replica_with_colder_prompts_is_not_named() {
     let prefill = |slow| (Stage::Prefill, slow, 0.4);
     let all =
