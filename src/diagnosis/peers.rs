@@ -122,7 +122,7 @@ pub(crate) fn find(figures: &RouteFigures, slot: &Slot, cause: Option<&Cause>) -
         let name = Arc::clone(&far.replica);
         add(&mut found, Some(Outlier::new(Dimension::Replica, name, far.evidence())));
     }
-    let compared = cause.map_or_else(Compared::new, |cause| compared(cause, &figures.replicas));
+    let compared = cause.map_or_else(Compared::new, |cause| compared(slot, cause, &figures.replicas));
     let in_each = || [None].into_iter().chain(compared.iter().copied().map(Some));
     let is_out = |apart: &Outlier| out.iter().any(|status| status.replica == apart.name);
     for stage in in_each() {
@@ -168,8 +168,10 @@ pub(crate) fn with_all_misses<'a>(slot: &'a Slot, cause: &Cause) -> Option<&'a A
 pub(crate) fn beyond_lag(figures: &RouteFigures, cause: &Cause) -> Option<Outlier> {
     // Any other stage has no bound on how often it waits for a thread.
     let is_of_prompts = matches!(cause.stage, Stage::EngineQueue | Stage::Prefill);
-    let stage = compared(cause, &figures.replicas).pop().filter(|_| is_of_prompts)?;
-    let slot = &figures.minute.slot;
+    let (slot, stage) = (&figures.minute.slot, cause.stage);
+    if !is_of_prompts || !compared(slot, cause, &figures.replicas).contains(&stage) {
+        return None;
+    }
     let outlier = replica_apart(slot, &figures.replicas, Some(stage))?;
     let missed = |part: &Part| part.missed_in[stage];
     let own = slot.of(Dimension::Replica, &outlier.name)?;
@@ -183,23 +185,27 @@ pub(crate) fn beyond_lag(figures: &RouteFigures, cause: &Cause) -> Option<Outlie
     (missed(own) >= MISSES && are_on_time && is_beyond).then_some(outlier)
 }
 
-/// The stages in which replicas and revisions are compared. Who waits in the gateway waits for the engines: then it is each of theirs.
+/// The stages in which replicas and revisions are compared: that of the cause first, and each in which many of the misses are, as two may
+/// be sick in different ways. Who waits in the gateway waits for the engines: then it is each of theirs.
 /// What else the gateway takes is no replica's, whatever requests happened to go there next. Whose way is long is no slower engine, and
 /// neither is it compared with the others.
-fn compared(cause: &Cause, replicas: &[ReplicaStatus]) -> Compared {
+fn compared(slot: &Slot, cause: &Cause, replicas: &[ReplicaStatus]) -> Compared {
     if !cause.ways.far.is_empty() || engines::are_all_full(replicas) {
         return Compared::new();
     }
-    let mut stages = match cause.stage {
-        Stage::Admit => Compared::from(AT_ENGINE),
-        stage => [stage].into_iter().filter(|stage| !stage.is_of_gateway()).collect(),
-    };
+    let has_many = |stage| stage == cause.stage || 4 * slot.missed_in[stage] >= slot.all_missed().max(1);
+    let is_held = has_many(Stage::Admit);
     let is_shared_queue = engines::queue_alike(replicas);
-    stages.retain(|stage| !(is_shared_queue && *stage == Stage::EngineQueue));
+    let is_compared = |stage: &Stage| {
+        let is_of_engines = has_many(*stage) || is_held && AT_ENGINE.contains(stage);
+        is_of_engines && !stage.is_of_gateway() && !(is_shared_queue && *stage == Stage::EngineQueue)
+    };
+    let mut stages: Compared = Stage::ALL.iter().copied().filter(is_compared).collect();
+    stages.sort_by_key(|stage| *stage != cause.stage);
     stages
 }
 
-type Compared = SmallVec<[Stage; AT_ENGINE.len()]>;
+type Compared = SmallVec<[Stage; 4]>;
 
 /// Adds one that is not named yet.
 fn add(found: &mut Vec<Outlier>, more: Option<Outlier>) {

@@ -146,8 +146,11 @@ fn are_rejected(figures: &RouteFigures) -> bool {
 
 fn cause(slot: &Slot, figures: &RouteFigures) -> Option<Cause> {
     let replicas = &figures.replicas;
-    let (reason, _) = largest(Missed::LABELS.iter().copied().zip(slot.missed))?;
-    let (stage, misses) = largest(slot.missed_in.iter().map(|(stage, missed)| (stage, *missed)))?;
+    let (reason, _) = largest(Missed::ALL.iter().copied().zip(slot.missed))?;
+    let missed_in = || slot.missed_in.iter().map(|(stage, missed)| (stage, *missed));
+    // Of two causes at once the sentence has the larger, and not what is missed by one with the stage of the other.
+    let of_reason = largest(missed_in().filter(|(stage, _)| reason.may_be_in(*stage)));
+    let ((stage, misses), reason) = (of_reason.or_else(|| largest(missed_in()))?, reason.as_str());
     // Until a replica's speed is learned, a wait for its first token counts as prefill.
     let is_by_scrape =
         stage == Stage::Prefill && engines::waiting(replicas) >= QUEUED * replicas.len() as f64;

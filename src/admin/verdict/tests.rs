@@ -152,6 +152,31 @@ fn a_slow_replica_is_named_with_its_stage() {
 }
 
 #[test]
+fn of_two_sick_replicas_each_is_named_with_its_own_fault_and_the_larger_is_the_cause() {
+    let prefill = (Stage::Prefill, 6.0, 0.4);
+    let all = [
+        did("r1", 4, 20, prefill),
+        did("r2", 30, 0, prefill),
+        did("r3", 30, 0, prefill),
+        did("r4", 10, 0, prefill),
+    ];
+    let mut now = slot(TTFT, &all);
+    (now.slot.missed[TTFT], now.slot.missed_in[Stage::EngineQueue]) = (28, 8);
+    (now.slot.missed[ITL], now.slot.missed_in[Stage::Decode]) = (24, 24);
+    for (name, itl) in [("r1", 0.02), ("r2", 0.02), ("r3", 0.02), ("r4", 0.22)] {
+        part(&mut now.slot, name).itl.add_times(itl, 500.0);
+    }
+    let sick = part(&mut now.slot, "r4");
+    (sick.missed_in[Stage::Decode], sick.judged) = (24, 34);
+    names_only(
+        &figures(now, queues([0.0; 4])),
+        "TTFT p99 | 20 of 52 misses in prefill | replica r1 stands out: has 5.1 s of prefill \
+         | replica r4 stands out: takes 220 ms for a token, the others 20 ms",
+        "r2 | r3",
+    );
+}
+
+#[test]
 fn longer_prompts_at_one_replica_by_chance_are_no_fault_of_it_though_nothing_is_predicted() {
     let prefill = |seconds| (Stage::Prefill, seconds, seconds);
     let now = |tokens: [f64; 3]| {
