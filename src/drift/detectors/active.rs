@@ -1,5 +1,7 @@
 //! Findings that hold: each is reported once and kept until it has recovered, or was not seen for its kind's hold time.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::blocks::BlockHistory;
@@ -42,9 +44,15 @@ impl ActiveFindings {
         }
     }
 
-    /// Renews findings of a kind that go on.
+    /// Renews findings of a kind that last.
     pub(super) fn renew(&mut self, at: f64, kind: Kind) {
         let same = self.0.iter_mut().filter(|active| active.finding.kind == kind);
+        same.for_each(|active| active.last_seen = at);
+    }
+
+    /// Renews the finding of a replica that is slow, or cannot be judged.
+    pub(super) fn renew_replica(&mut self, at: f64, replica: &Arc<str>) {
+        let same = self.0.iter_mut().filter(|active| active.finding.series.replica.as_ref() == Some(replica));
         same.for_each(|active| active.last_seen = at);
     }
 

@@ -5,11 +5,11 @@ use super::Settings;
 use super::finding::Finding;
 use super::hours::hour_index;
 use super::kind::{Kind, Subject};
-use super::replicas::{self, quarter_index};
+use super::replicas::{self, ReplicaHistory, quarter_index};
 use super::series::RouteSeries;
 use super::shift::{Shift, ShiftedPart};
 use super::slow::{self, MedianMove, SlowDrift};
-use super::table::{HOURS, ITL_TAIL, LATE_BUDGET, MINUTES, P99, TAIL, WORKBOOK};
+use super::table::{HOUR, HOURS, ITL_TAIL, LATE_BUDGET, MINUTES, P99, TAIL, WORKBOOK};
 use super::{report, shift};
 
 /// Lets time pass until `at`, judges what is due and pushes what is new to `out`.
@@ -23,6 +23,10 @@ pub(super) fn tick(series: &mut RouteSeries, at: f64, settings: &Settings, out: 
         let slow = replicas::judge(&mut series.replicas, quarter - 1);
         let found: Vec<_> = slow.iter().map(|slow| report::slow_replica(series, at, slow)).collect();
         series.active.raise(found, out);
+        let is_slow = |replica: &&ReplicaHistory| replica.is_slow && at - replica.last_seen < HOUR;
+        for replica in series.replicas.iter().filter(is_slow) {
+            series.active.renew_replica(at, &replica.name);
+        }
     }
     let hour = hour_index(at);
     if series.judged.hour.replace(hour).is_some_and(|judged| judged < hour) {

@@ -297,6 +297,29 @@ mod tests {
     }
 
     #[test]
+    fn a_slow_replica_is_one_finding_over_a_night_with_too_few_requests_to_judge_it() {
+        let (mut detectors, mut found) = (Detectors::new(Settings::default()), Vec::new());
+        let mut run = |hours: std::ops::Range<u32>, slower: f64, per_hour: u32| {
+            for n in hours.start * per_hour..hours.end * per_hour {
+                let at = f64::from(n) * HOUR / f64::from(per_hour);
+                for replica in ["r0", "r1", "r2"] {
+                    let slower = if replica == "r1" { slower } else { 1.0 };
+                    let ttft = Some(0.2 * slower * (0.9 + 0.1 * f64::from(n % 3)));
+                    let one = Observation { replica, ttft, ..Observation::of("chat", "v1", at) };
+                    detectors.observe(&one, &mut found);
+                }
+            }
+            let slow = |one: &&Finding| one.kind == Kind::ReplicaSlow;
+            (found.iter().filter(slow).count(), detectors.active().filter(slow).count())
+        };
+        assert_eq!(run(0..10, 1.0, 120), (0, 0));
+        assert_eq!(run(10..16, 1.8, 120), (1, 1));
+        assert_eq!(run(16..22, 1.8, 10), (1, 1), "at night");
+        assert_eq!(run(22..26, 1.8, 120), (1, 1));
+        assert_eq!(run(26..30, 1.0, 120), (1, 0));
+    }
+
+    #[test]
     fn failures_before_an_answer_are_charged_to_the_replica_that_failed() {
         let (mut detectors, mut found) = (Detectors::new(Settings::default()), Vec::new());
         let sick: [Arc<str>; 1] = ["r1".into()];

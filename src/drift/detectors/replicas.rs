@@ -30,8 +30,8 @@ pub(super) struct ReplicaHistory {
     pub(super) is_usual_by_work: bool,
     /// Quarters in a row in which it was slow.
     slow_quarters: usize,
-    /// Whether that is a finding.
-    is_slow: bool,
+    /// Whether that is a finding, which holds until an hour with enough requests shows it well.
+    pub(super) is_slow: bool,
     /// TTFT by days, for a tail that drifts at this replica alone.
     pub(super) blocks: BlockHistory,
     /// Attempts, and those that failed: fine enough to keep them apart from what was well before it began, and by hour for a trickle.
