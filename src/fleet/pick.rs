@@ -118,8 +118,16 @@ impl Pick {
             return;
         }
         self.shows_life(now);
+        self.settle();
         if is_first_sign {
             self.replica.succeeded(now);
+        }
+    }
+
+    /// Its request was answered: where it failed before, that was the replica's doing.
+    fn settle(&self) {
+        for replica in &*self.pool.replicas() {
+            replica.health.answers.settled(self.request, self.is_other(replica));
         }
     }
 
@@ -183,7 +191,8 @@ impl Pick {
         }
     }
 
-    /// Its request failed there. From the second prompt on that fails there the replica gets less traffic. It is ejected once it
+    /// Its request failed there. From the second prompt on that fails there, or the second time that a prompt does which others answer,
+    /// the replica gets less traffic. It is ejected once it
     /// fails more than the pool's others, on trial by one failure where they have hardly any, or at once where it refuses
     /// connections; but never the last ready one, and never more than `pool.ejection.max_share` of the pool. Where an answer says
     /// that its engine is down, a probe decides. A request that could go nowhere else has no peers to be compared with, and its
