@@ -184,7 +184,7 @@ pub enum Failure {
     #[error("the gateway is shutting down; send the request to another one")]
     Draining,
     /// The prompt was in flight at two replica deaths.
-    #[error("this prompt was in flight at two replica crashes and is refused for {} s", .retry_after.as_secs())]
+    #[error("this request was in flight at two replica crashes and is refused for {} s", .retry_after.as_secs())]
     SuspectedPoison { retry_after: Duration },
     /// Invalid HTTP/1.1 head (RFC 9112).
     #[error(

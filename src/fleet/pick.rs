@@ -35,8 +35,8 @@ pub struct Pick {
     /// After the load, which is released first: its end may make room for another.
     pub turn: TurnOnDrop,
     pub size: PromptSize,
-    /// Hash of the whole prompt, to find prompts that kill engines.
-    pub prompt: u64,
+    /// Hash of its tenant and body, to find requests that kill engines.
+    pub identity: u64,
     /// Distinguishes its failures from those of another request: the same one sent again is one failure.
     pub request: u64,
     /// Its request can go nowhere else: a stored response lives there.
@@ -171,7 +171,7 @@ impl Pick {
     pub fn shows_life(&self, now: Stamp) {
         self.pool.dispatcher.answered(now);
         self.replica.health.vitals.answered(now);
-        self.pool.poison.answered(self.prompt);
+        self.pool.poison.answered(self.identity);
     }
 
     /// Nothing came for too long.
@@ -214,7 +214,7 @@ impl Pick {
         let broke = failure.may_be_a_crash();
         // A listener that closed before its streams broke was shut down in order.
         if broke && health.vitals.refused_since().is_none_or(|from| now.since(from) < SHUTDOWN_LEAD) {
-            pool.poison.suspect(self.prompt, replica.life(), now);
+            pool.poison.suspect(self.identity, replica.life(), now);
         }
         let is_refused = matches!(failure, ReplicaFailure::Refused { .. });
         if is_refused {

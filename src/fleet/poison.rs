@@ -1,8 +1,9 @@
-//! Prompts that kill engines: one that was in flight at two replica deaths is refused for a while.
+//! Requests that kill engines: one that was in flight at two replica deaths is refused for a while.
 //!
-//! An attempt that breaks as in a crash makes its prompt a suspect; the prober confirms the death, or the suspicion
-//! lapses. A prompt that was answered anywhere is none: popular prompts are in flight wherever a replica is restarted. Nor
-//! is one that shares its deaths with others, as all do that are retried from one dying replica to the next.
+//! A request is known by its tenant and its body: what kills may stand beside a prompt that others send as well. An attempt
+//! that breaks as in a crash makes its request a suspect; the prober confirms the death, or the suspicion lapses. A request
+//! that was answered anywhere is none: popular ones are in flight wherever a replica is restarted. Nor is one that shares its
+//! deaths with others, as all do that are retried from one dying replica to the next.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,32 +14,33 @@ use smallvec::SmallVec;
 
 use super::replica::Life;
 use crate::clock::Stamp;
+use crate::request::body::NO_BODY;
 
-/// Suspected prompts of one pool, by the hash of the whole prompt.
+/// Suspected requests of one pool, by the hash of tenant and body.
 #[derive(Debug)]
-pub struct PoisonPrompts {
+pub struct PoisonRequests {
     suspects: Mutex<Vec<Suspect>>,
     deaths: DashMap<u64, Deaths>,
-    /// Prompts that were answered of late, each at the place that its hash says: a later one takes it over.
+    /// Requests that were answered of late, each at the place that its hash says: a later one takes it over.
     answered: Box<[AtomicU64]>,
 }
 
-/// A prompt that was in flight when an attempt broke.
+/// A request that was in flight when an attempt broke.
 #[derive(Clone, Copy, Debug)]
 struct Suspect {
-    prompt: u64,
+    request: u64,
     at: Stamp,
     life: Life,
 }
 
-/// The replica deaths at which a prompt was in flight.
+/// The replica deaths at which a request was in flight.
 #[derive(Debug, Default)]
 struct Deaths {
     of: SmallVec<[Life; 2]>,
     last: Stamp,
 }
 
-impl Default for PoisonPrompts {
+impl Default for PoisonRequests {
     fn default() -> Self {
         Self {
             suspects: Mutex::default(),
@@ -48,48 +50,46 @@ impl Default for PoisonPrompts {
     }
 }
 
-impl PoisonPrompts {
-    /// An attempt with this prompt broke.
-    pub(super) fn suspect(&self, prompt: u64, life: Life, now: Stamp) {
-        if prompt == NO_PROMPT {
-            return;
-        }
-        if self.has_answered(prompt) {
+impl PoisonRequests {
+    /// An attempt with this request broke.
+    pub(super) fn suspect(&self, request: u64, life: Life, now: Stamp) {
+        // Nothing in a handshake kills an engine.
+        if request == NO_BODY || self.has_answered(request) {
             return;
         }
         let mut suspects = self.suspects.lock();
         suspects.retain(|suspect| now.since(suspect.at) < SUSPECT_FOR);
         if suspects.len() < MAX_SUSPECTS {
-            suspects.push(Suspect { prompt, at: now, life });
+            suspects.push(Suspect { request, at: now, life });
         }
     }
 
-    /// A replica gave the whole answer to this prompt.
-    pub(super) fn answered(&self, prompt: u64) {
-        if let Some(place) = self.place(prompt) {
-            place.store(prompt, Ordering::Relaxed);
+    /// A replica gave the whole answer to this request.
+    pub(super) fn answered(&self, request: u64) {
+        if let Some(place) = self.place(request) {
+            place.store(request, Ordering::Relaxed);
         }
         if !self.deaths.is_empty() {
-            self.deaths.remove(&prompt);
+            self.deaths.remove(&request);
         }
     }
 
-    /// Whether this prompt was answered recently.
-    pub fn has_answered(&self, prompt: u64) -> bool {
-        self.place(prompt).is_some_and(|place| place.load(Ordering::Relaxed) == prompt)
+    /// Whether this request was answered recently.
+    pub fn has_answered(&self, request: u64) -> bool {
+        self.place(request).is_some_and(|place| place.load(Ordering::Relaxed) == request)
     }
 
-    fn place(&self, prompt: u64) -> Option<&AtomicU64> {
-        self.answered.get(prompt as usize % ANSWERED)
+    fn place(&self, request: u64) -> Option<&AtomicU64> {
+        self.answered.get(request as usize % ANSWERED)
     }
 
     /// The replica in this slot is dead: its suspects were in flight at a death.
     pub(super) fn confirm(&self, slot: usize, now: Stamp) {
         self.suspects.lock().retain(|suspect| {
             let is_confirmed = suspect.life.slot == slot && now.since(suspect.at) < SUSPECT_FOR;
-            if is_confirmed && !self.has_answered(suspect.prompt) {
-                let mut deaths = self.deaths.entry(suspect.prompt).or_default();
-                // One death counts once, however many streams of a prompt it broke and whenever.
+            if is_confirmed && !self.has_answered(suspect.request) {
+                let mut deaths = self.deaths.entry(suspect.request).or_default();
+                // One death counts once, however many streams of a request it broke and whenever.
                 if !deaths.of.contains(&suspect.life) {
                     deaths.of.push(suspect.life);
                 }
@@ -100,13 +100,13 @@ impl PoisonPrompts {
         self.deaths.retain(|_, deaths| now.since(deaths.last) < REFUSED_FOR);
     }
 
-    /// How much longer a prompt is refused; `None` below two deaths, or where it shares them with others.
-    pub fn refused_for(&self, prompt: u64, now: Stamp) -> Option<Duration> {
+    /// How much longer a request is refused; `None` below two deaths, or where it shares them with others.
+    pub fn refused_for(&self, request: u64, now: Stamp) -> Option<Duration> {
         if self.deaths.is_empty() {
             return None;
         }
         let left = {
-            let deaths = self.deaths.get(&prompt)?;
+            let deaths = self.deaths.get(&request)?;
             let left = REFUSED_FOR.checked_sub(now.since(deaths.last))?;
             (deaths.of.len() >= 2).then_some(left)?
         };
@@ -115,15 +115,13 @@ impl PoisonPrompts {
     }
 }
 
-/// Of all requests without one, as the handshakes of `/v1/realtime`: nothing in them kills an engine.
-const NO_PROMPT: u64 = 0;
 /// A death is confirmed within this time of the broken attempt.
 const SUSPECT_FOR: Duration = Duration::from_secs(15);
 const REFUSED_FOR: Duration = Duration::from_secs(600);
 const MAX_SUSPECTS: usize = 10_000;
-/// Prompts with two deaths each, above which none of them stands out.
+/// Requests with two deaths each, above which none of them stands out.
 const MAX_ALIKE: usize = 2;
-/// Answered prompts that are remembered: 64 KiB for a pool.
+/// Answered requests that are remembered: 64 KiB for a pool.
 const ANSWERED: usize = 8192;
 
 #[cfg(test)]
@@ -131,25 +129,25 @@ mod tests {
     use super::*;
     use crate::clock::seconds as at;
 
-    fn die(poison: &PoisonPrompts, slot: usize, prompts: &[u64]) {
-        for prompt in prompts {
-            poison.suspect(*prompt, Life { slot, number: 1 }, at(1));
+    fn die(poison: &PoisonRequests, slot: usize, requests: &[u64]) {
+        for request in requests {
+            poison.suspect(*request, Life { slot, number: 1 }, at(1));
         }
         poison.confirm(slot, at(2));
     }
 
     #[test]
-    fn what_has_no_prompt_is_no_suspect() {
-        let poison = PoisonPrompts::default();
-        // Another prompt takes the place of what was answered.
+    fn what_has_no_body_is_no_suspect() {
+        let poison = PoisonRequests::default();
+        // Another request takes the place of what was answered.
         poison.answered(ANSWERED as u64);
-        (0..2).for_each(|slot| die(&poison, slot, &[NO_PROMPT]));
-        assert_eq!(poison.refused_for(NO_PROMPT, at(3)), None);
+        (0..2).for_each(|slot| die(&poison, slot, &[NO_BODY]));
+        assert_eq!(poison.refused_for(NO_BODY, at(3)), None);
     }
 
     #[test]
-    fn two_deaths_refuse_a_prompt_until_it_is_answered() {
-        let poison = PoisonPrompts::default();
+    fn two_deaths_refuse_a_request_until_it_is_answered() {
+        let poison = PoisonRequests::default();
         die(&poison, 0, &[7, 8]);
         assert_eq!(poison.refused_for(7, at(3)), None);
         die(&poison, 1, &[7]);
@@ -160,8 +158,8 @@ mod tests {
     }
 
     #[test]
-    fn a_popular_prompt_that_was_answered_before_is_no_suspect() {
-        let poison = PoisonPrompts::default();
+    fn a_popular_request_that_was_answered_before_is_no_suspect() {
+        let poison = PoisonRequests::default();
         poison.answered(7);
         for slot in 0..3 {
             die(&poison, slot, &[7]);
@@ -170,11 +168,11 @@ mod tests {
     }
 
     #[test]
-    fn prompts_that_died_together_twice_do_not_stand_out() {
-        let poison = PoisonPrompts::default();
+    fn requests_that_died_together_twice_do_not_stand_out() {
+        let poison = PoisonRequests::default();
         for slot in 0..2 {
             die(&poison, slot, &[1, 2, 3]);
         }
-        assert!((1..=3).all(|prompt| poison.refused_for(prompt, at(3)).is_none()));
+        assert!((1..=3).all(|request| poison.refused_for(request, at(3)).is_none()));
     }
 }

@@ -15,7 +15,7 @@ use super::health::{COMPARE_EVERY, compare};
 use super::life::{Event, ReplicaState};
 use super::objectives::Objectives;
 use super::outside::{AtLimit, OutsideCharge, OutsideDemand, OutsideUse};
-use super::poison::PoisonPrompts;
+use super::poison::PoisonRequests;
 use super::promise::{EngineNames, List, Promised, Proofs, shorter};
 use super::replica::Replica;
 use crate::admission::PoolQueue;
@@ -52,7 +52,7 @@ pub struct PoolState {
     /// Those that left and whose streams have not ended.
     pub(super) draining: ArcSwap<Vec<Arc<Replica>>>,
     /// Prompts that kill its engines.
-    pub poison: PoisonPrompts,
+    pub poison: PoisonRequests,
     outside: Arc<OutsideUse>,
     /// InferenceObjectives that its requests may name.
     pub objectives: Objectives,
@@ -79,7 +79,7 @@ impl PoolState {
             engine_names: ArcSwap::default(),
             trouble: ArcSwapOption::empty(),
             draining: ArcSwap::default(),
-            poison: PoisonPrompts::default(),
+            poison: PoisonRequests::default(),
             outside: Arc::default(),
             objectives: Objectives::default(),
             tells_adapters: AtomicBool::new(false),

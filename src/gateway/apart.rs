@@ -54,13 +54,12 @@ pub(super) fn weigh(whole: &Asking<'_>, side: &PrefillSide, tried: &SlotSet, now
     choice
 }
 
-/// How much longer a prompt is refused because engines of the prefill pool died of it. One that was answered where it is decoded is
+/// How much longer a request is refused because engines of the prefill pool died of it. One that was answered where it is decoded is
 /// computed there from now on.
 pub(super) fn refused_for(request: &mut Prepared, now: Stamp) -> Option<Duration> {
-    let prompt = request.prompt.chain.whole();
     let side = request.route.prefill.as_ref().filter(|side| side.keys.when != PrefillWhen::Never)?;
-    let left = side.pool.poison.refused_for(prompt, now)?;
-    if request.route.pools.iter().any(|pool| pool.poison.has_answered(prompt)) {
+    let left = side.pool.poison.refused_for(request.identity, now)?;
+    if request.route.pools.iter().any(|pool| pool.poison.has_answered(request.identity)) {
         request.stays = Some("prefill_failed");
         return None;
     }

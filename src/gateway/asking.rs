@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use xxhash_rust::xxh3::xxh3_64_with_seed;
-
 use super::prepared::Prepared;
 use crate::admission::TurnOnDrop;
 use crate::clock::Stamp;
@@ -16,6 +14,7 @@ use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
 use crate::fleet::status::ReplicaState;
 use crate::record::{DecisionSummary, Weighed};
+use crate::request::body::NO_BODY;
 use crate::request::dialect::Computes;
 use crate::routing::prefix_index::Turn;
 use crate::routing::{Ask, Elsewhere, Judged, Policy, Prompt, Quote, Reason, SlotSet};
@@ -231,7 +230,7 @@ impl Asking<'_> {
             },
             assignment,
             size: request.prompt.size,
-            prompt: request.prompt.chain.whole(),
+            identity: request.identity,
             request: distinguished(request),
             is_pinned: request.pinned.is_some(),
             prefill: None,
@@ -245,15 +244,10 @@ impl Asking<'_> {
 /// What distinguishes a request from others, so that the same one sent again and again is one failure: its prompt, else its body; a handshake
 /// has neither.
 fn distinguished(request: &Prepared) -> u64 {
-    let body = &request.held.bytes;
-    let hash = |edge: Option<&[u8]>| xxh3_64_with_seed(edge.unwrap_or_default(), body.len() as u64);
-    match request.prompt.chain.whole() {
-        0 if body.is_empty() => request.read.as_nanos(),
-        0 => {
-            hash(body.get(..EDGE.min(body.len())))
-                ^ hash(body.get(body.len().saturating_sub(EDGE)..)).rotate_left(32)
-        }
-        prompt => prompt,
+    match (request.prompt.chain.whole(), request.identity) {
+        (0, NO_BODY) => request.read.as_nanos(),
+        (0, identity) => identity,
+        (prompt, _) => prompt,
     }
 }
 
@@ -275,6 +269,3 @@ fn is_missing(pool: &PoolState, replica: &Replica, model: &str) -> bool {
 fn lacked_elsewhere(replicas: &[Arc<Replica>], model: &str) -> bool {
     replicas.iter().any(|other| other.is_ready() && !other.may_have(model))
 }
-
-/// Bytes at either end of a body that are compared.
-const EDGE: usize = 1024;

@@ -13,7 +13,8 @@ use crate::error::Timer;
 use crate::record::SloBounds;
 use crate::relay::stream_state::Echo;
 use crate::relay::watch::MayBeSilent;
-use crate::request::body::HeldBody;
+use crate::request::body::{HeldBody, NO_BODY};
+use crate::request::chain::ChainSeed;
 use crate::request::class::class_of;
 use crate::request::continuation::held_back;
 use crate::request::dialect::{BodyForm, Computes, Dialect};
@@ -101,6 +102,7 @@ pub(super) fn classify(
         engine_priority,
         body: spliced.body,
         held: HeldBody::empty(),
+        identity: identity(&table.seed, tenant, body),
         prompt,
         tokens,
         output,
@@ -132,6 +134,15 @@ pub(super) fn classify(
         share: share_of(tenant),
         carrier: None,
     })
+}
+
+/// Tells a request from all others, of other tenants as well.
+fn identity(seed: &ChainSeed, tenant: &TenantRef, body: &[u8]) -> u64 {
+    if body.is_empty() {
+        NO_BODY
+    } else {
+        seed.hash(body) ^ seed.hash(tenant.name().as_bytes()).rotate_left(1)
+    }
 }
 
 /// An engine's parser holds the text of tokens back where there are tools, or where the client wants no reasoning. vLLM answers

@@ -127,7 +127,7 @@ async fn race(
     (landed, Some(Second { flight, counts, other }))
 }
 
-/// Another replica of the same pool, within the budget, for a prompt that is not refused.
+/// Another replica of the same pool, within the budget, for a request that is not refused.
 fn second(
     gateway: &Arc<Gateway>,
     prepared: &Prepared,
@@ -135,7 +135,7 @@ fn second(
     tried: &Tried,
 ) -> Option<Box<Pick>> {
     let now = gateway.clock.now();
-    if pool.poison.refused_for(prepared.prompt.chain.whole(), now).is_some() || gateway.drain.refuses() {
+    if pool.poison.refused_for(prepared.identity, now).is_some() || gateway.drain.refuses() {
         return None;
     }
     // First: a replica that is picked is expected to have the prompt from then on.

@@ -81,8 +81,7 @@ impl ReplicaSuccessor {
         }
         self.left = self.left.checked_sub(1).ok_or("limit")?;
         let gateway = &self.incoming.gateway;
-        let prompt = self.prepared.prompt.chain.whole();
-        if pool.poison.refused_for(prompt, gateway.clock.now()).is_some() {
+        if pool.poison.refused_for(self.prepared.identity, gateway.clock.now()).is_some() {
             return Err("suspected_poison");
         }
         let (dialect, body) = (self.identity.dialect, self.prepared.body.clone());

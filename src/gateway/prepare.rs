@@ -392,7 +392,7 @@ fn cannot_be_given_a_model(dialect: Dialect, fields: &Fields<'_>) -> bool {
     fields.named_model().is_none() && has_no_place
 }
 
-/// Applies the client's permitted headers and its SLO class; refuses a suspected poison prompt, and what its tenant has no
+/// Applies the client's permitted headers and its SLO class; refuses a suspected poison, and what its tenant has no
 /// allowance for.
 async fn admit(
     gateway: &Gateway,
@@ -443,8 +443,7 @@ async fn admit(
     prepared.session = session.map(|id| prepared.table.seed.hash(id.as_bytes()) ^ scope);
     guard.record().conversation = prepared.conversation();
     let mut now = gateway.clock.now();
-    let prompt = prepared.prompt.chain.whole();
-    let here = route.pools.iter().find_map(|pool| pool.poison.refused_for(prompt, now));
+    let here = route.pools.iter().find_map(|pool| pool.poison.refused_for(prepared.identity, now));
     if let Some(left) = here.or_else(|| apart::refused_for(&mut prepared, now)) {
         return Err(Failure::SuspectedPoison { retry_after: left });
     }

@@ -42,6 +42,8 @@ pub struct Prepared {
     pub body: Pieces,
     /// Body as received, with its share of the memory budget.
     pub held: HeldBody,
+    /// Hash of its tenant and its body: a request that is sent again has the same one.
+    pub identity: u64,
     /// Prefix chain and size of its prompt.
     pub prompt: RequestPrompt,
     /// Estimated input tokens.

@@ -340,6 +340,8 @@ fn of_upload(error: &BrokenBody, limit: usize) -> Failure {
     Failure::ClientLeft
 }
 
+/// Identity of all requests without a body.
+pub const NO_BODY: u64 = 0;
 const STEP: usize = 64 * 1024;
 /// Bytes of a declared body that get their room before they come.
 const MAX_ROOM: usize = 2 << 20;

@@ -78,6 +78,37 @@ async fn a_prompt_that_was_in_flight_at_two_replica_deaths_is_refused() {
     assert_eq!(gateway.post(PATH, &harmless).await.status(), 200, "others are not refused");
 }
 
+/// A grammar, a bias, a penalty: what kills engines may stand beside a prompt that others send, too.
+#[tokio::test]
+async fn what_killed_two_replicas_is_refused_with_its_parameters_and_to_its_tenant_alone() {
+    let (all, mut config) = config::fresh::<3>().await;
+    config.pools[0].ejection.max_share = 1.0;
+    config.tenants = vec![config::tenant("a", "key-a"), config::tenant("b", "key-b")];
+    let gateway = Gateway::start(config).await;
+    for replica in &all {
+        replica.answers(|request| match request.text().contains("logit_bias") {
+            true => vec![Step::StopListening, Step::Reset],
+            false => wire::chat_stream(&["a"]),
+        });
+    }
+    assert_eq!(gateway.post_as("key-a", PATH, CHAT).await.status(), 200, "the prompt is harmless");
+    let poison = CHAT.replace(r#""stream""#, r#""logit_bias":{"7":1e9},"stream""#);
+    assert_eq!(gateway.post_as("key-a", PATH, &poison).await.code(), "replica_failed");
+    let dead = || gateway.replicas().iter().filter(|r| r.state == ReplicaState::Unreachable).count();
+    until("two replicas are found dead", || dead() == 2).await;
+    assert_eq!(gateway.post_as("key-a", PATH, &poison).await.code(), "suspected_poison");
+    for key in ["key-a", "key-b"] {
+        assert_eq!(gateway.post_as(key, PATH, CHAT).await.status(), 200, "{key}");
+    }
+    all.iter().for_each(|replica| _ = replica.always(wire::chat_stream(&["a"])));
+    assert_eq!(
+        gateway.post_as("key-b", PATH, &poison).await.status(),
+        200,
+        "another tenant's may do no harm"
+    );
+    assert_eq!(gateway.post_as("key-a", PATH, &poison).await.code(), "suspected_poison");
+}
+
 #[tokio::test]
 async fn a_prompt_of_one_stream_that_fell_silent_is_no_poison() {
     let fast = |config: &mut Config| config.pools[0].scrape_interval = Duration::from_millis(100);
