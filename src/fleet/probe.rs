@@ -296,7 +296,8 @@ impl Prober {
                     replica.apply(Event::Unproved, why);
                 } else if misses >= MISSES_TO_EJECT && is_still && !may_compute {
                     replica.apply(Event::Unproved, &format!("{why}, and nothing moves"));
-                } else {
+                } else if is_still {
+                    // Where anything moves the probe waits its turn, as it does at every engine with a queue.
                     replica.health.answers.pause(now, self.pool.config().probe.timeout);
                 }
             }

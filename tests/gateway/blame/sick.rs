@@ -571,6 +571,31 @@ async fn where_all_replicas_stand_still_for_a_moment_their_requests_are_waited_f
     assert_eq!(replicas.each_ref().map(Replica::count), [1, 1], "nothing was cut or sent twice");
 }
 
+/// In overload a probe waits behind the queue of whichever engine is asked.
+#[tokio::test]
+async fn a_replica_whose_streams_move_keeps_its_turn_while_probes_wait_there() {
+    let (replicas, mut config) = config::fresh::<4>().await;
+    config.pools[0].probe.interval = Duration::from_millis(100);
+    let gateway = Gateway::start(config).await;
+    let busy = &replicas[0];
+    let moving = std::iter::repeat_n([wire::event(wire::content("x")), Step::Tick], 1000).flatten();
+    busy.next(wire::begun_then("x", moving));
+    let mut clients = Vec::new();
+    while busy.count() == 0 {
+        clients.push(gateway.begun(PATH, CHAT).await);
+    }
+    busy.probes(Probes::CompletionsUnanswered);
+    let of = || gateway.replicas().into_iter().find(|one| *one.replica == *busy.name()).unwrap();
+    let failed = of().failures.probes;
+    until("a probe was not answered", || of().failures.probes > failed).await;
+    let before = replicas.each_ref().map(Replica::count);
+    for n in 0..8 {
+        gateway.post(PATH, &CHAT.replace("hi", &format!("{n}"))).await;
+    }
+    let got = std::array::from_fn(|at| replicas[at].count() - before[at]);
+    assert_eq!(got, [2; 4], "busy is not down");
+}
+
 #[tokio::test]
 async fn impatient_clients_of_a_replica_that_works_speak_against_nobody() {
     let (gateway, replicas) = four(PolicyName::RoundRobin).await;
