@@ -49,6 +49,8 @@ struct Recent {
     last_end: Option<Stamp>,
     /// The prompt that failed last, and when.
     last_failed: Option<(u64, Stamp)>,
+    /// Whether it has answered since.
+    is_well_since: bool,
     /// The prompt in question that another replica answered last: it is not to blame where it fails again.
     acquitted: Option<u64>,
     /// Whether that failure does not count yet.
@@ -65,6 +67,7 @@ impl Answers {
             recent.note(now, 0.0);
             recent.note_doubtful(0.0);
             recent.failures_in_a_row = 0;
+            recent.is_well_since = true;
             recent.refusals_in_a_row = 0;
         }
         self.believe();
@@ -271,7 +274,8 @@ impl Recent {
     /// How many failures count now that this prompt has failed: none before another one has, or this one alone does, then both.
     fn counted(&mut self, prompt: u64, now: Stamp) -> u32 {
         let before = self.last_failed.replace((prompt, now));
-        match before.filter(|(_, at)| now.since(*at) < RATE_FADES_IN) {
+        let is_well_since = std::mem::take(&mut self.is_well_since);
+        match before.filter(|(_, at)| !is_well_since || now.since(*at) < RATE_FADES_IN) {
             Some((before, _)) if before == prompt && self.acquitted != Some(prompt) => 0,
             Some(_) => 1 + u32::from(std::mem::take(&mut self.is_withheld)),
             None => {
@@ -301,8 +305,10 @@ impl Recent {
         self.has_answered = true;
     }
 
+    /// Failures in a row count together however long the next request takes to come.
     fn rate_at(&self, now: Stamp) -> f64 {
-        faded(self.rate, now.since(self.at), RATE_FADES_IN)
+        let in_a_row = 1.0 - (1.0 - LEARNED).powf(self.failures_in_a_row.into());
+        faded(self.rate, now.since(self.at), RATE_FADES_IN).max(in_a_row)
     }
 
     fn demotion_rate_at(&self, now: Stamp) -> f64 {
@@ -320,8 +326,7 @@ fn faded(value: f64, age: Duration, fades_in: Duration) -> f64 {
 
 /// Weight of one answer in the rate: three failures in a row of a healthy replica make 27 %.
 const LEARNED: f64 = 0.1;
-/// Time constants of the two rates: three failures in a row count together though requests are rare; a replica
-/// that is avoided for one failure is tried again after some ten seconds.
+/// Time constants of the two rates: a replica that is avoided for one failure is tried again after some ten seconds.
 const RATE_FADES_IN: Duration = Duration::from_secs(60);
 const DEMOTION_FADES_IN: Duration = Duration::from_secs(10);
 const RARE: f64 = 0.03;
@@ -353,13 +358,13 @@ mod tests {
         }
         let after_three = answers.failure_rate(at(0)).unwrap();
         assert!((0.27..0.28).contains(&after_three), "{after_three}");
-        assert!(answers.failure_rate(at(120_000)).unwrap() < 0.05);
         assert!(answers.demotion_rate(at(0)).unwrap() > 0.27);
         assert_eq!(answers.demotion_rate(at(25_000)), Some(0.0));
         for _ in 0..10 {
             answers.good(at(0));
         }
-        assert!(answers.failure_rate(at(0)).unwrap() < 0.1);
+        let after_ten = answers.failure_rate(at(0)).unwrap();
+        assert!(after_ten < 0.1 && answers.failure_rate(at(60_000)).unwrap() < after_ten / 2.0);
         assert_eq!(answers.failed(9, at(0)), 1);
     }
 
@@ -385,7 +390,19 @@ mod tests {
         let rare = Answers::default();
         for minute in 0..5 {
             assert_eq!(rare.failed(minute, at(minute * 61_000)), 0, "not within a minute");
+            rare.good(at(minute * 61_000));
         }
+    }
+
+    #[test]
+    fn what_fails_all_of_its_rare_requests_is_sick_however_long_they_take_to_come() {
+        let (answers, hour) = (Answers::default(), 3_600_000);
+        answers.good(at(0));
+        assert_eq!([1, 2, 3].map(|prompt| answers.failed(prompt, at(prompt * hour))), [0, 2, 3]);
+        let is_sick = |now| fails_alone(answers.failure_rate(at(now)).unwrap(), 0.0, false);
+        assert!(is_sick(3 * hour));
+        answers.good(at(3 * hour + 1));
+        assert!(!is_sick(4 * hour));
     }
 
     #[test]
