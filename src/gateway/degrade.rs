@@ -104,7 +104,7 @@ async fn classified_for(
         let client = Client { tenant: &tenant, slo_class: None, has_priority, gets_answer_here };
         Some(classify(&table, &to, dialect, &fields, model, &body, client))
     };
-    gateway.body_work.run(before.held.bytes.len(), work).await.ok()?
+    gateway.body_work.run(before.tenant.name(), before.held.bytes.len(), work).await.ok()?
 }
 
 /// The rules of a request as they are at this moment.

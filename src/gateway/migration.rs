@@ -91,7 +91,12 @@ impl ReplicaSuccessor {
         let engine = pool.config().engine;
         let length = body.len();
         let work = move || continuation(dialect, &body.whole(), &progress, engine);
-        gateway.body_work.run(length, work).await.map_err(|_| "internal")?.map_err(Obstacle::as_str)
+        gateway
+            .body_work
+            .run(self.prepared.tenant.name(), length, work)
+            .await
+            .map_err(|_| "internal")?
+            .map_err(Obstacle::as_str)
     }
 
     async fn attempts(

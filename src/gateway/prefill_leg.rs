@@ -193,7 +193,12 @@ impl Request<'_> {
         let body = self.prepared.body.clone();
         let length = body.len();
         let work = move || Handoff::of(dialect, &body.whole());
-        self.incoming.gateway.body_work.run(length, work).await.map_err(|_| "internal")?
+        self.incoming
+            .gateway
+            .body_work
+            .run(self.prepared.tenant.name(), length, work)
+            .await
+            .map_err(|_| "internal")?
     }
 
     /// An attempt at the prefill replica, in the record from here on, as every attempt.

@@ -96,7 +96,7 @@ pub async fn prepare(
         let result = request.understand(&mut seen);
         (seen, result)
     };
-    let (seen, result) = gateway.body_work.run(bytes, work).await?;
+    let (seen, result) = gateway.body_work.run(tenant.name(), bytes, work).await?;
     let record = guard.record();
     record.requested_model = seen.requested_model;
     // A body's own id stands where no header overrides it, as in vLLM.
