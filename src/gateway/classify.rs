@@ -90,10 +90,6 @@ pub(super) fn classify(
     };
     let spliced = splice(dialect, body, fields, edits);
     let is_stream = fields.is_stream() && dialect.has_known_stream();
-    let sampling = match computes {
-        Computes::Prompt => Sampling::PROMPT,
-        _ => Sampling { max_tokens: fields.max_tokens.map(Tokens), n: fields.choices() },
-    };
     let label = label(route, model);
     Box::new(Prepared {
         table: Arc::clone(table),
@@ -121,7 +117,7 @@ pub(super) fn classify(
         timeouts: route.config.timeouts,
         total_timer: Timer::Total,
         session: None,
-        sampling,
+        sampling: sampling(computes, fields),
         pinned: None,
         may_be_silent: may_be_silent(dialect, fields),
         is_sent_once: dialect.is_stateful() && fields.has_effects(),
@@ -134,6 +130,13 @@ pub(super) fn classify(
         share: share_of(tenant),
         carrier: None,
     })
+}
+
+fn sampling(computes: Computes, fields: &Fields<'_>) -> Sampling {
+    match computes {
+        Computes::Prompt => Sampling::PROMPT,
+        _ => Sampling { max_tokens: fields.max_tokens.map(Tokens), n: fields.choices() },
+    }
 }
 
 /// Tells a request from all others, of other tenants as well.
