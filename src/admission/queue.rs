@@ -345,13 +345,10 @@ impl<T: Clone> WaitQueue<T> {
         Lane { is_best_effort: lane.is_best_effort && !is_owed(), ..lane }
     }
 
-    /// The request that has waited longest as best effort of the tenant that had least, where it is its turn before those of a lane.
+    /// The request that has waited longest as best effort where it is its turn before those of a lane.
     fn old_in_turn(&self, lane: Lane) -> Option<(&Flow<T>, FlowKey, &QueueEntry<T>)> {
         let old = self.flows.iter().filter_map(|flow| flow.old(&self.aging));
-        let order = |(flow, key, _): &(&Flow<T>, FlowKey, _)| {
-            (flow.lane.priority, self.virtual_time.start(&flow.share.tenant, flow.is_long), *key)
-        };
-        let (flow, key, entry) = old.min_by_key(order)?;
+        let (flow, key, entry) = old.min_by_key(|(_, key, _)| *key)?;
         // Higher priorities go first, whatever waits.
         let may_go = flow.lane.priority <= lane.priority && self.aging.has_turn(entry.work);
         may_go.then_some((flow, key, entry))

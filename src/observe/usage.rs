@@ -343,7 +343,8 @@ mod tests {
         let days = (1..=3).map(|before| (first - before * DAY, a_day.clone()));
         let usage = Usage::default();
         usage.restore(Spans::new(days.collect(), hours.collect(), 0));
-        assert_eq!(usage.fold(day(0, 13), |spans, _, _| spans.days.len()), 3);
+        usage.fold(day(0, 13), |_, _, _| ());
+        assert_eq!(usage.spans.lock().days.len(), 3);
         let full = of(2 * MAX_ROWS_A_SPAN);
         let days = (1..=8).map(|before| (first - before * DAY, full.clone()));
         usage.restore(Spans::new(days.collect(), BTreeMap::new(), 0));
