@@ -15,6 +15,7 @@ use crate::cluster::Shown;
 use crate::config::{Canary, Config, Route};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::rfc3339;
+use crate::observe::slo::{Missed, SloVerdict};
 use crate::record::{Outcome, Record, Unserved};
 use crate::request::dialect::Dialect;
 use crate::rollout::judge::fleet::{FleetWatch, ReplicaSeen};
@@ -53,10 +54,8 @@ pub(super) struct Rollout {
     not_found: Option<Box<str>>,
     /// What no more evidence is needed for.
     fault: Option<String>,
-    /// The canary had a ready replica at the last look.
-    is_served: bool,
-    /// It had fewer of them than its baseline then: what finds one busy has no free one to go to.
-    is_smaller: bool,
+    /// Ready replicas of both sides at the last look, by [`Arm`].
+    ready: [u64; 2],
     /// What other gateways have seen of it.
     elsewhere: Elsewhere,
 }
@@ -103,8 +102,7 @@ impl Rollout {
             upstream_model: route.upstream_model.clone(),
             not_found: None,
             fault: None,
-            is_served: true,
-            is_smaller: false,
+            ready: [1, 1],
             elsewhere: Elsewhere::default(),
         })
     }
@@ -233,7 +231,8 @@ impl Rollout {
         let class = observation.class;
         self.count_answer(&observation.seen);
         match &observation.seen {
-            Seen::FirstToken { has_queued: true, .. } if self.is_smaller => {}
+            Seen::FirstToken { has_queued: true, .. } if self.is_smaller() => {}
+            Seen::Gaps { .. } if self.is_denser() => {}
             Seen::FirstToken { arm, replica, ttft, conversation, .. } => {
                 let (replica, conversation) = (*replica, *conversation);
                 let seen = Observed { replica, conversation, ..Observed::of(*arm, *ttft) };
@@ -285,10 +284,14 @@ impl Rollout {
         let (arm, replica, record) = (ended.arm, ended.replica, &*ended.record);
         let (class, conversation, is_unary) = (record.class, record.conversation, !record.is_stream);
         let is_censored = ended.censored.is_some();
-        let answer_time = ended.answer_time.filter(|_| !(self.is_smaller && record.has_queued()));
+        let is_denser = self.is_denser();
+        let is_of_pace = is_denser && record.dialect.generates();
+        let is_of_load = is_of_pace || self.is_smaller() && record.has_queued();
+        let answer_time = ended.answer_time.filter(|_| !is_of_load);
+        let tpot = record.tpot().filter(|_| !is_denser);
         for (measure, value) in [
             (Measure::Ttft, ended.censored.or(answer_time)),
-            (Measure::Tpot, record.tpot().map(|tpot| tpot.as_secs_f64())),
+            (Measure::Tpot, tpot.map(|tpot| tpot.as_secs_f64())),
             (Measure::Brevity, ended.brevity),
         ] {
             let Some(value) = value else { continue };
@@ -306,7 +309,12 @@ impl Rollout {
         if let Some(is_at_limit) = ended.is_at_limit {
             self.judge.end(now, class, arm, conversation, is_at_limit);
         }
-        if let Some(is_missed) = ended.is_slo_missed {
+        let is_missed = match ended.slo {
+            SloVerdict::NotCounted => None,
+            SloVerdict::Missed(Missed::Itl | Missed::Tpot | Missed::E2e) if is_denser => None,
+            verdict => Some(verdict != SloVerdict::Met),
+        };
+        if let Some(is_missed) = is_missed {
             self.judge.slo(now, class, ended.dealt, conversation, is_missed);
         }
         self.note_model(ended);
@@ -437,17 +445,37 @@ impl Rollout {
             self.is_dirty = true;
             return breach;
         }
-        let ready = |arm| replicas.iter().filter(|replica| replica.arm == arm && replica.is_ready).count();
-        self.is_served = ready(Arm::Canary) > 0;
-        self.is_smaller = ready(Arm::Canary) < ready(Arm::Baseline);
+        let is_ready = |replica: &&ReplicaSeen, arm| replica.arm == arm && replica.is_ready;
+        let ready = |arm| replicas.iter().filter(|replica| is_ready(replica, arm)).count() as u64;
+        self.ready = [ready(Arm::Baseline), ready(Arm::Canary)];
         let missing = self.missing();
-        if self.is_served && self.plan.soak(&self.canary, passed, missing.as_deref()) {
+        if self.is_served() && self.plan.soak(&self.canary, passed, missing.as_deref()) {
             self.is_dirty = true;
             if self.plan.state == RolloutState::Running {
                 self.judge.begin_step();
             }
         }
         None
+    }
+
+    /// The canary has a ready replica.
+    fn is_served(&self) -> bool {
+        self.ready[Arm::Canary as usize] > 0
+    }
+
+    /// It has fewer of them than its baseline: what finds one busy has no free one to go to.
+    fn is_smaller(&self) -> bool {
+        self.ready[Arm::Canary as usize] < self.ready[Arm::Baseline as usize]
+    }
+
+    /// Each of them gets more requests than one of its baseline: prompts stop its streams more often, and more streams share its
+    /// steps, whatever its revision is.
+    fn is_denser(&self) -> bool {
+        let [baseline, canary] = self.ready;
+        let [share, copied] = self.shares().map(u64::from);
+        // What is copied is answered by the baseline as well.
+        let (asked, beside) = if copied > 0 { (copied, WHOLE) } else { (share, WHOLE.saturating_sub(share)) };
+        asked * baseline > beside * canary
     }
 
     /// What keeps its step from ending: some evidence against it, or a breach that would not have been seen yet.
@@ -544,8 +572,15 @@ impl Rollout {
     pub(super) fn view(&self) -> api::Canary {
         let steps = self.canary.steps.len();
         let mut reason = self.plan.reason.clone();
-        if self.is_judged() && !self.is_served {
+        if self.is_judged() && !self.is_served() {
             reason.push_str("; no replica of it is ready, so it gets no request and its soak stands still");
+        } else if self.is_judged() && self.is_denser() {
+            let [baseline, canary] = self.ready;
+            let _ = write!(
+                reason,
+                "; too few replicas for its share, {canary} beside {baseline}: ITL, TPOT and what follows from \
+                 them are not compared"
+            );
         }
         if self.plan.state == RolloutState::Running
             && let Some(missing) = self.missing()
@@ -633,14 +668,27 @@ const MAX_MODELS: usize = 64;
 const SUSPECT: f64 = 0.25;
 /// Requests in a report.
 const MAX_WORST: usize = 10;
+/// All requests, as [`Rollout::shares`] counts them.
+const WHOLE: u64 = 10_000;
 /// Failed requests are worse than slow ones.
 const MAX_SECONDS: f64 = 1e6;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::fixture;
     use crate::request::class::Class;
     use crate::rollout::fixture::{canary, config};
+
+    /// Ready replicas of the baseline and of the canary, in these numbers.
+    fn fleet(ready: [usize; 2]) -> Vec<ReplicaStatus> {
+        let of = |(pool, count): (&str, usize)| {
+            let replica =
+                ReplicaStatus { pool: pool.into(), state: ReplicaState::Ready, ..ReplicaStatus::default() };
+            std::iter::repeat_n(replica, count)
+        };
+        ["a", "b"].into_iter().zip(ready).flat_map(of).collect()
+    }
 
     #[test]
     fn what_finds_a_smaller_canary_busy_is_not_compared() {
@@ -649,13 +697,7 @@ mod tests {
         let canary = route.canary.as_ref().unwrap();
         for (baseline, p99) in [(1, 0.5), (3, 0.25)] {
             let mut rollout = Rollout::new(&config, route, canary, None).unwrap();
-            let ready = |pool: &str| ReplicaStatus {
-                pool: pool.into(),
-                state: ReplicaState::Ready,
-                ..ReplicaStatus::default()
-            };
-            let fleet: Vec<_> = std::iter::repeat_n(ready("a"), baseline).chain([ready("b")]).collect();
-            assert_eq!(rollout.advance(1.0, 0, Duration::from_millis(250), &fleet), None);
+            assert_eq!(rollout.advance(1.0, 0, Duration::from_millis(250), &fleet([baseline, 1])), None);
             for request in 0..100 {
                 for arm in [Arm::Baseline, Arm::Canary] {
                     let has_queued = arm == Arm::Canary && request % 4 == 0;
@@ -671,6 +713,69 @@ mod tests {
                 [0.25, p99],
                 "{baseline} replicas of the baseline"
             );
+        }
+    }
+
+    #[test]
+    fn a_canary_whose_replicas_have_more_load_each_is_not_compared_by_the_pace_of_its_tokens() {
+        let stream = Arc::new(Record { is_stream: true, ..fixture::stream() });
+        let mut text = Record { is_stream: false, ..fixture::stream() };
+        (text.at.first_token, text.at.last_token) = (None, None);
+        let text = Arc::new(text);
+        let all = ["ttft", "ttft", "itl", "tpot"];
+        for (shadow, step, ready, expected) in [
+            ("", 1, [2, 1], &all[..1]),
+            ("", 1, [2, 2], &all),
+            ("", 1, [1, 2], &all),
+            ("", 0, [2, 1], &all),
+            ("", 0, [9, 1], &all),
+            ("", 0, [10, 1], &all[..1]),
+            ("shadow = { weight = 50, soak = \"1m\" }\n", 0, [2, 1], &all),
+            ("shadow = { weight = 51, soak = \"1m\" }\n", 0, [2, 1], &all[..1]),
+        ] {
+            let config = config(shadow);
+            let route = &config.routes[0];
+            let mut rollout = Rollout::new(&config, route, route.canary.as_ref().unwrap(), None).unwrap();
+            rollout.plan.step = step;
+            assert_eq!(rollout.advance(1.0, 0, Duration::from_millis(250), &fleet(ready)), None);
+            for (arm, times) in [(Arm::Baseline, 1.0), (Arm::Canary, 4.0)] {
+                let first =
+                    Seen::FirstToken { arm, replica: 1, ttft: 0.25, conversation: None, has_queued: false };
+                let gaps = Seen::Gaps { arm, replica: 1, gaps: vec![(0.02 * times, 1.0)] };
+                let ended = |record: &Arc<Record>, answer_time| {
+                    Seen::Ended(Box::new(Ended { answer_time, ..answered(arm, record) }))
+                };
+                for seen in [first, gaps, ended(&stream, None), ended(&text, Some(0.02 * times))] {
+                    let (route, class) = (Arc::clone(&route.name), Class::Short);
+                    rollout.observe(2.0, &Observation { route, class, seen });
+                }
+            }
+            let compared = rollout.judge.compared();
+            let compared = Vec::from_iter(compared.iter().map(|compared| compared.measure.as_str()));
+            assert_eq!(compared, expected, "{shadow} {step} {ready:?}");
+            let goodput = if expected.len() == 1 { "100.0 %" } else { "0.0 %" };
+            assert_eq!(rollout.judge.sides("goodput").unwrap(), [goodput; 2], "{shadow} {step} {ready:?}");
+            let is_named = rollout.view().reason.contains("ITL");
+            assert_eq!(is_named, expected.len() == 1, "{}", rollout.view().reason);
+        }
+    }
+
+    /// An answer as it should be.
+    fn answered(arm: Arm, record: &Arc<Record>) -> Ended {
+        Ended {
+            record: Arc::clone(record),
+            attempts: vec![(arm, false)],
+            arm,
+            dealt: arm,
+            lost: None,
+            is_answered: true,
+            censored: None,
+            answer_time: None,
+            brevity: None,
+            is_at_limit: None,
+            slo: SloVerdict::Missed(Missed::Tpot),
+            error: None,
+            replica: 1,
         }
     }
 
