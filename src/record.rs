@@ -408,6 +408,12 @@ impl ClientInfo {
     }
 }
 
+/// Whether an answer with these finish reasons ended at its limit of tokens, by any API's word; `None` where it has none.
+pub fn is_at_limit(finish_reasons: &[Box<str>]) -> Option<bool> {
+    let is_limit = |reason: &str| matches!(reason, "length" | "max_tokens" | "max_output_tokens");
+    (!finish_reasons.is_empty()).then(|| finish_reasons.iter().any(|reason| is_limit(reason)))
+}
+
 /// The first `bytes` of a text, without half a character.
 pub fn cut(text: &str, bytes: usize) -> &str {
     let end = (0..=bytes.min(text.len())).rev().find(|end| text.is_char_boundary(*end));

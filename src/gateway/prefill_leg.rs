@@ -23,10 +23,10 @@ use crate::error::{Failure, ReplicaFailure, Timer};
 use crate::fleet::pick::Pick;
 use crate::fleet::replica::Replica;
 use crate::observe::record_guard::RecordGuard;
-use crate::record::{Attempt, AttemptCause, LOST_KV, SloBounds};
+use crate::record::{Attempt, AttemptCause, LOST_KV, SloBounds, is_at_limit};
 use crate::relay::watch::Deadline;
 use crate::request::dialect::{Computes, Dialect};
-use crate::request::handoff::{self, Handoff, KEEP_KV, Room};
+use crate::request::handoff::{self, Handoff, KEEP_KV, MAX_PARAMS, Room};
 use crate::request::pieces::Pieces;
 use crate::routing::{LATE_TIMES, Pair, UnderWay};
 use crate::units::Tokens;
@@ -128,8 +128,12 @@ impl Request<'_> {
             Err(leg) => return leg,
         };
         let params = if is_nixl { handoff::params_of(&answer.body) } else { None };
-        if is_nixl && params.is_none() {
-            return self.without_params(side, &replica);
+        let is_too_large = params.is_some_and(|params| params.len() > MAX_PARAMS);
+        if is_nixl && (params.is_none() || is_too_large) {
+            // Some engines keep KV only of answers that end at their limit of tokens.
+            let is_of_prompt =
+                is_too_large || is_at_limit(&answer.facts(dialect).finish_reasons) == Some(false);
+            return if is_of_prompt { Leg::Stays(NO_PARAMS) } else { self.without_params(side, &replica) };
         }
         side.opened(pair.0);
         let release = params.map(|params| self.release(handoff.release(params).into()));
@@ -257,7 +261,7 @@ impl Request<'_> {
 
     fn without_params(&self, side: &PrefillSide, replica: &Replica) -> Leg {
         side.close(&self.prepared.route.config.name, replica, self.now());
-        Leg::Stays("no_params")
+        Leg::Stays(NO_PARAMS)
     }
 
     fn release(&mut self, body: Pieces) -> Box<Release> {
@@ -431,6 +435,8 @@ impl Drop for HeldKv {
     }
 }
 
+/// The answer locates no KV.
+const NO_PARAMS: &str = "no_params";
 /// The prompt was not computed in time.
 const LATE: &str = "prefill_late";
 /// The decoding replica took no request whose KV is to be fetched.

@@ -14,7 +14,7 @@ use crate::api::canaries::Canary;
 use crate::observe::metrics::{Metrics, StreamKey};
 use crate::observe::slo::SloVerdict;
 use crate::observe::{Judgement, Tap};
-use crate::record::{Attempt, AttemptCause, FirstToken, Gaps, Outcome, Record, Served};
+use crate::record::{self, Attempt, AttemptCause, FirstToken, Gaps, Outcome, Record, Served};
 use crate::request::class::Class;
 use crate::rollout::judge::Arm;
 use crate::rollout::plan::Action;
@@ -300,11 +300,9 @@ fn brevity(record: &Record) -> Option<f64> {
     record.dialect.generates().then(|| 1.0 / tokens.max(0.5))
 }
 
-/// Whether a generated answer with a known reason ended at its limit of tokens, by any API's word.
+/// Whether a generated answer with a known reason ended at its limit of tokens.
 fn is_at_limit(record: &Record) -> Option<bool> {
-    let reasons = Some(&record.finish_reasons).filter(|reasons| !reasons.is_empty())?;
-    let is_limit = |reason: &str| matches!(reason, "length" | "max_tokens" | "max_output_tokens");
-    record.dialect.generates().then(|| reasons.iter().any(|reason| is_limit(reason)))
+    record::is_at_limit(&record.finish_reasons).filter(|_| record.dialect.generates())
 }
 
 /// Of prose; both sides are measured by it.

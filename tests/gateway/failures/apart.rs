@@ -311,6 +311,40 @@ async fn a_prefill_replica_that_fails_costs_the_client_nothing() {
     }
 }
 
+/// Some engines keep KV only of answers that end at their limit of tokens: what that shows is of this prompt.
+#[tokio::test]
+async fn a_prompt_that_brings_no_object_of_its_own_closes_the_prefill_replica_for_nobody_else() {
+    let chat = |reason: &str| {
+        format!(
+            r#"{{"id":"p","choices":[{{"index":0,"message":{{"role":"assistant","content":""}},"finish_reason":"{reason}"}}],"usage":{{"prompt_tokens":40,"completion_tokens":1}}}}"#
+        )
+    };
+    let message = |reason: &str| {
+        format!(
+            r#"{{"id":"p","type":"message","role":"assistant","content":[],"stop_reason":"{reason}","usage":{{"input_tokens":40,"output_tokens":1}}}}"#
+        )
+    };
+    let large = format!(r#"{{"id":"p","kv_transfer_params":{{"a":"{}"}}}}"#, "x".repeat(1 << 19));
+    let messages = r#"{"model":"tiny","max_tokens":9,"messages":[{"role":"user","content":"hi"}]}"#;
+    for (name, path, body, answer, is_closed) in [
+        ("it stopped", PATH, CHAT, chat("stop"), false),
+        ("at its limit", PATH, CHAT, chat("length"), true),
+        ("a message that stopped", "/v1/messages", messages, message("end_turn"), false),
+        ("a message at its limit", "/v1/messages", messages, message("max_tokens"), true),
+        ("too large an object", PATH, CHAT, large, false),
+    ] {
+        let two = Two::start().await;
+        two.prefill.next(wire::json(200, &answer));
+        two.post(path, body).await;
+        assert_eq!(two.decode.only().text(), body, "{name}");
+        assert_eq!(ways(&two.gateway), ["together no_params 1"], "{name}");
+        two.post(PATH, CHAT).await;
+        let expected = ["apart always 1", "together no_params 1"];
+        let now = ways(&two.gateway);
+        assert_eq!(now == expected, !is_closed, "{name}: {now:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_prefill_replica_without_the_object_is_left_alone_and_not_its_whole_pool() {
     let [one, two, decode] = Replica::several().await;
