@@ -145,13 +145,6 @@ impl EngineFacts {
         let ours = *self.first_tokens.lock();
         self.pages.lock().read(now, ours, at)
     }
-
-    /// The first model that is no adapter, else the first.
-    pub(super) fn base_model(&self) -> Arc<str> {
-        let models = self.models.load();
-        let base = models.iter().find(|model| model.is_base).or(models.first());
-        base.map_or_else(|| "".into(), |model| Arc::clone(&model.id))
-    }
 }
 
 /// Weight of one scrape in what waits on average.

@@ -346,15 +346,14 @@ impl Prober {
             (ProbeKind::Auto, None) => &AUTO_ORDER,
             (kind, _) => &[kind],
         };
-        let models = self.replica.engine.models.load_full();
-        let model = models.first().map_or("", |m| &*m.id);
+        let model = self.model();
         let mut last = ProbeResult::Failed("no probe was answered".into());
         for kind in kinds {
             // What serves inference paths without answers serves nobody, however healthy it is.
             if kinds.len() > 1 && *kind == ProbeKind::Health && matches!(last, ProbeResult::NoAnswer(_)) {
                 break;
             }
-            match self.ask_for(config, *kind, model).await {
+            match self.ask_for(config, *kind, &model).await {
                 ProbeResult::Answered(kind) => {
                     let lack = self.lack(config, kind);
                     // `/health` is the last resort: try the real probes again next time.
@@ -459,13 +458,12 @@ impl Prober {
 
     /// Learns what its engine streams unasked, before it takes requests: a restart may have changed its flags.
     async fn probe_stream_defaults(&self, config: &Pool) {
-        let models = self.replica.engine.models.load_full();
-        let model = models.first().map_or("", |m| &*m.id);
+        let model = self.model();
         let streamed = json!({ "max_tokens": 1, "stream": true });
         let mut unasked = None;
         // An engine without completions may have chat.
         for kind in [ProbeKind::Completion, ProbeKind::Chat] {
-            let least = probe_request::least(kind, model, &config.probe.prompt, &streamed);
+            let least = probe_request::least(kind, &model, &config.probe.prompt, &streamed);
             let Some((path, body)) = least else { continue };
             let body = body.to_string();
             if let Ok((StatusCode::OK, stream)) =
@@ -493,12 +491,11 @@ impl Prober {
         if !may_continue || !self.pool.migrates.load(Ordering::Relaxed) || known.lock().is_some() {
             return;
         }
-        let models = self.replica.engine.models.load_full();
-        let model = models.first().map_or("", |m| &*m.id);
+        let model = self.model();
         let mut lengths = [None; 2];
         for (length, continues) in lengths.iter_mut().zip([true, false]) {
             let chat = json!({
-                "model": model,
+                "model": &*model,
                 "messages": [{ "role": "user", "content": "a" }, { "role": "assistant", "content": "b" }],
                 "continue_final_message": continues,
                 "add_generation_prompt": !continues,
@@ -515,6 +512,13 @@ impl Prober {
         // What goes on is shorter than what is answered: it lacks an end, and the head of an answer.
         let is_ignored = lengths[0].is_some() && lengths[0] == lengths[1];
         *known.lock() = Some(!is_ignored);
+    }
+
+    /// What it is asked for where one model stands for all: see [`Promised::probed`](super::promise::Promised::probed).
+    pub(super) fn model(&self) -> Arc<str> {
+        let models = self.replica.engine.models.load();
+        let promised = self.pool.promised.load();
+        promised.probed(&models).map_or_else(|| "".into(), |model| Arc::clone(&model.id))
     }
 
     fn spoke(&self) {

@@ -38,6 +38,11 @@ impl Promise {
     fn is_itself(&self) -> bool {
         self.is_exact || self.is_adapter
     }
+
+    /// What a replica with this list calls it.
+    fn name_in<'l>(&self, listed: &'l [EngineModel]) -> Option<&'l Arc<str>> {
+        name_in(listed, &self.name).filter(|name| !self.is_itself() || **name == self.name)
+    }
 }
 
 /// What is to be asked of a replica before it takes traffic.
@@ -188,14 +193,25 @@ impl Promised {
         self.models.iter().filter(|promise| !promise.is_itself()).filter_map(of_promise).collect()
     }
 
-    /// What a replica that lists these models has to prove, its first model aside, which every probe asks for. One that lists
-    /// nothing proves what its probe does. `names` are those that its pool uses now, or would by what all replicas list.
+    /// Which of the models that a replica lists its probes, warm-up and keep-alive ask for: a promised one, because a server of
+    /// several loads what it is asked for; an adapter where no route leads to its base.
+    pub(super) fn probed<'l>(&self, listed: &'l [EngineModel]) -> Option<&'l EngineModel> {
+        let is_promised = |model: &&EngineModel| {
+            self.models.iter().any(|promise| promise.name_in(listed).is_some_and(|name| *name == model.id))
+        };
+        let bases = || listed.iter().filter(|model| model.is_base);
+        let adapter = || listed.iter().find(is_promised).filter(|_| !self.has_any);
+        bases().find(is_promised).or_else(adapter).or_else(|| bases().next()).or(listed.first())
+    }
+
+    /// What a replica that lists these models has to prove, the one aside that every probe asks for. One that lists nothing proves
+    /// what its probe does. `names` are those that its pool uses now, or would by what all replicas list.
     pub(super) fn proofs(&self, listed: &[EngineModel], names: [&EngineNames; 2]) -> Proofs {
-        let Some(first) = listed.first() else { return Proofs::default() };
+        let Some(probed) = self.probed(listed) else { return Proofs::default() };
         let mut proofs = Proofs::default();
         let mut is_proved = self.has_any || self.models.is_empty();
         for promise in &self.models {
-            if promise.name == first.id {
+            if promise.name == probed.id {
                 is_proved = true;
                 continue;
             }
@@ -204,7 +220,7 @@ impl Promised {
                 continue;
             }
             proofs.lacks.push(Arc::clone(&promise.name));
-            let only = name_in(listed, &promise.name).filter(|_| !promise.is_itself());
+            let only = promise.name_in(listed);
             let expected = names.map(|names| names.get(&promise.name));
             match (only, expected[0].or(expected[1])) {
                 (Some(only), Some(usual)) if !expected.contains(&Some(only)) => {
@@ -304,12 +320,37 @@ mod tests {
         assert_eq!(proofs(&route("gpt"), &[a]), none, "a name of ours for the only base model");
         let both = route("a") + &route("sql");
         assert_eq!(proofs(&both, &[a, sql])[0], ["sql"]);
+        assert_eq!(proofs(&route("a"), &[("b", true), a]), none, "the probe asks for what is promised");
         assert_eq!(proofs(&both, &[a, ("b", true)]), [vec![], vec![], vec!["sql".to_owned()]]);
         let other = route("gpt").replace("pools", "upstream_model = \"c\"\npools");
         assert_eq!(proofs(&other, &[a]), [vec![], vec!["c".to_owned()], vec!["c".to_owned()]]);
         assert_eq!(proofs(&other, &[]), none, "an engine without a list");
         let lacks = [vec![], vec![], vec!["c".to_owned()]];
         assert_eq!(proofs(&(other + &route("*")), &[a]), lacks, "what it lists serves route *");
+    }
+
+    #[test]
+    fn a_probe_asks_for_what_is_promised_and_rather_for_a_base_model() {
+        let route = |model: &str| format!("[[route]]\nmodel = \"{model}\"\npools = [\"p\"]\n");
+        let (a, b, sql) = (("a", true), ("b", true), ("sql", false));
+        let any = route("*");
+        for (routes, listed_models, expected) in [
+            (route("b"), &[a, b][..], Some("b")),
+            (route("b") + &any, &[a, b], Some("b")),
+            (route("gpt"), &[sql, a], Some("a")),
+            (route("gpt"), &[a, b], Some("a")),
+            (route("sql"), &[a, sql], Some("sql")),
+            (route("sql") + &any, &[a, sql], Some("a")),
+            (route("sql") + &route("a"), &[sql, a], Some("a")),
+            (any, &[sql, a], Some("a")),
+            (route("a"), &[sql], Some("sql")),
+            (route("a"), &[], None),
+        ] {
+            let config = check_with_pool(&routes).unwrap();
+            let (promised, listed) = (Promised::of(&config, &config.pools[0]), listed(listed_models));
+            let probed = promised.probed(&listed).map(|model| &*model.id);
+            assert_eq!(probed, expected, "{routes} {listed_models:?}");
+        }
     }
 
     #[test]

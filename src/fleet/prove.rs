@@ -154,7 +154,7 @@ impl Prober {
     pub(super) async fn warm_up(&self, config: &Pool, kind: ProbeKind) -> Result<(), ProbeResult> {
         let requests = {
             let promised = self.pool.promised.load();
-            warmup::requests(&config.warmup, &promised.classes, kind, &self.replica.engine.base_model())
+            warmup::requests(&config.warmup, &promised.classes, kind, &self.model())
         };
         let began = self.clock.now();
         let mut report = WarmUpReport::default();
@@ -204,7 +204,7 @@ impl Prober {
 
     /// Sends what keeps an idle replica warm.
     pub(super) async fn keep_warm(&self, config: &Pool, kind: ProbeKind) {
-        for request in warmup::keep_alive(&config.warmup, kind, &self.replica.engine.base_model()) {
+        for request in warmup::keep_alive(&config.warmup, kind, &self.model()) {
             // Whether it works is the probe's affair.
             let _ = self.send_own(config, &request, config.probe.timeout).await;
         }
@@ -229,7 +229,7 @@ impl Prober {
     fn note_cached(&self, request: &WarmUpRequest) {
         let Some(dialect) = request.shared_prompt else { return };
         let Ok(fields) = fields::parse(dialect, request.body.as_bytes()) else { return };
-        let model = self.replica.engine.base_model();
+        let model = self.model();
         let read =
             RequestPrompt::read(dialect, &fields, &model, None, &self.pool.promised.load().seed, false);
         let chain = &read.chain;

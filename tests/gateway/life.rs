@@ -317,6 +317,31 @@ async fn a_pool_that_comes_back_with_another_model_altogether_answers_for_it_in_
     ask(&gateway, 1).await;
 }
 
+/// As Ollama does: it loads what it is asked for, and leaves another model for it.
+#[tokio::test]
+async fn a_server_of_several_models_is_asked_for_none_that_no_route_promises() {
+    let replica = Replica::start().await;
+    let list = wire::json(200, r#"{"object":"list","data":[{"id":"huge"},{"id":"tiny"},{"id":"other"}]}"#);
+    let (whole, broken) = (wire::json(200, TEXT), wire::json(500, r#"{"error":"requires more memory"}"#));
+    replica.answers(move |asked| match asked.head.starts_with("GET") {
+        true => list.clone(),
+        false if asked.text().contains(r#""model":"tiny""#) => whole.clone(),
+        false => broken.clone(),
+    });
+    replica.probes(Probes::Scripted);
+    let mut config = with_warm_up(&[&replica]);
+    config.routes = vec![config::route("tiny", &[0])];
+    config.pools[0].keep_alive = Some(Duration::from_millis(50));
+    let gateway = Gateway::start(config).await;
+    let asked = || Vec::from_iter(replica.received().into_iter().filter(|one| !one.head.starts_with("GET")));
+    let before = asked().len();
+    until("it is kept warm", || asked().len() > before + 2).await;
+    ask(&gateway, 1).await;
+    for request in asked() {
+        assert!(request.text().contains(r#""model":"tiny""#), "{}", request.text());
+    }
+}
+
 #[tokio::test]
 async fn a_reload_that_promises_what_an_engine_lacks_takes_it_out() {
     let ([replica], mut config) = config::fresh().await;
