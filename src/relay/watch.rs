@@ -96,7 +96,7 @@ pub enum MayBeSilent {
     Never,
     /// Once its engine has begun to answer.
     OnceBegun,
-    /// From the start: the API does not tell when an engine begins.
+    /// From the start: the API does not show when an engine begins.
     FromTheStart,
 }
 

@@ -517,7 +517,7 @@ const MEASURES: usize = 4;
 const GOODPUT: &str = "goodput";
 /// The test of the share of answers that end at their limit.
 const LENGTH: &str = "length";
-/// One answer in so many has to have a measure for a step to wait for its verdict.
+/// A step waits for the verdict of a measure that one answer in this number has.
 const RARE: u64 = 20;
 /// Seconds. What happens within one is one event.
 const BLOCK: f64 = 0.5;
