@@ -118,16 +118,8 @@ impl Pick {
             return;
         }
         self.shows_life(now);
-        self.settle();
         if is_first_sign {
             self.replica.succeeded(now);
-        }
-    }
-
-    /// Its request was answered: where it failed before, that was the replica's doing.
-    fn settle(&self) {
-        for replica in &*self.pool.replicas() {
-            replica.health.answers.settled(self.request, self.is_other(replica));
         }
     }
 
@@ -180,19 +172,19 @@ impl Pick {
     }
 
     /// A deadline passed before any content came: a replica that kept the request waiting for most of `first_token`, and where nothing moved
-    /// meanwhile, is no better than one that failed. One that moves is busy.
+    /// for half of that, is no better than one that failed. One that moves is busy.
     pub fn overdue(&self, failure: &Failure, now: Stamp) {
         self.assignment.censored(now);
         let (sent, health) = (self.assignment.at(), &self.replica.health);
-        let is_busy = health.vitals.last_sign() >= sent && !health.answers.is_on_trial();
+        let is_still = now.since(health.vitals.last_sign()) > now.since(sent) / 2;
+        let is_busy = !is_still && !health.answers.is_on_trial();
         let is_first_token = matches!(failure, Failure::Timeout { timer: Timer::FirstToken, .. });
         if is_first_token && !is_busy && !failure.spares_replica(now.since(sent)) {
             self.silent(now);
         }
     }
 
-    /// Its request failed there. From the second prompt on that fails there, or the second time that a prompt does which others answer,
-    /// the replica gets less traffic. It is ejected once it
+    /// Its request failed there. From the second prompt on that fails there the replica gets less traffic. It is ejected once it
     /// fails more than the pool's others, on trial by one failure where they have hardly any, or at once where it refuses
     /// connections; but never the last ready one, and never more than `pool.ejection.max_share` of the pool. Where an answer says
     /// that its engine is down, a probe decides. A request that could go nowhere else has no peers to be compared with, and its

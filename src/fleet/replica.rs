@@ -136,11 +136,6 @@ impl Replica {
         self.member().is_open(now)
     }
 
-    /// Whether this prompt failed there last, and no replica has answered it since.
-    pub fn has_failed_last(&self, prompt: u64) -> bool {
-        self.health.answers.is_in_question(prompt)
-    }
-
     /// Whether failed requests ejected it, and live answers have yet to prove it.
     pub fn is_on_trial(&self) -> bool {
         self.health.answers.is_on_trial()

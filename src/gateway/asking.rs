@@ -53,8 +53,6 @@ pub(super) struct Scene {
     pub(super) replicas: Arc<Vec<Arc<Replica>>>,
     /// Some replica is neither in a back-off nor on trial, and has the model.
     has_preferred: bool,
-    /// The request's prompt, unless it failed last at each of those: it goes to another one then.
-    not_where_failed: Option<u64>,
 }
 
 /// The replicas that a request has tried, by pool.
@@ -123,11 +121,9 @@ impl Asking<'_> {
         let replicas = pool.replicas();
         let is_untried = |replica: &Replica| !self.tried.contains(replica.slot());
         // A replica in its back-off, on trial or without the model is better than none.
-        let preferred = || replicas.iter().filter(|r| is_untried(r) && self.is_preferred(r, now));
-        let has_preferred = request.pinned.is_none() && preferred().next().is_some();
-        let prompt = distinguished(request);
-        let not_where_failed = preferred().any(|r| !r.has_failed_last(prompt)).then_some(prompt);
-        let scene = Scene { replicas, has_preferred, not_where_failed };
+        let has_preferred =
+            request.pinned.is_none() && replicas.iter().any(|r| is_untried(r) && self.is_preferred(r, now));
+        let scene = Scene { replicas, has_preferred };
         let chain = &request.prompt.chain;
         let lacks_adapter = lacks_adapter(pool, request, &scene.replicas);
         let waited = now.since(request.read);
@@ -181,10 +177,7 @@ impl Asking<'_> {
                 let is_there = replica.state() == ReplicaState::Ready;
                 is_there && Arc::ptr_eq(pinned, replica) && self.request.allows(replica)
             }
-            None if scene.has_preferred => {
-                let fails = |prompt| replica.has_failed_last(prompt);
-                self.is_preferred(replica, now) && !scene.not_where_failed.is_some_and(fails)
-            }
+            None if scene.has_preferred => self.is_preferred(replica, now),
             None => replica.is_ready() && self.request.allows(replica),
         }
     }

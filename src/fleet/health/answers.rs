@@ -2,10 +2,9 @@
 //!
 //! A replica that fails fast looks idle. So failures lower its share of the traffic long before they eject it, and an
 //! ejected replica that passes its probe gets a trial share until live answers prove it. What fails with one prompt alone is
-//! that prompt's doing as likely as the replica's. It counts when another prompt has failed there, or another replica has
-//! answered this one, where it goes next. Pure: time is an argument.
+//! that prompt's doing as likely as the replica's, and counts when another prompt has failed there. Pure: time is an argument.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -21,8 +20,6 @@ pub(crate) struct Answers {
     doubted_until: AtomicStamp,
     /// Requests that may be in flight at once; 0 is no limit.
     trial: AtomicU32,
-    /// The prompt that failed there last, until a replica has answered it: another one has it next. 0 is none.
-    in_question: AtomicU64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,8 +48,6 @@ struct Recent {
     last_failed: Option<(u64, Stamp)>,
     /// Whether it has answered since.
     is_well_since: bool,
-    /// The prompt in question that another replica answered last: it is not to blame where it fails again.
-    acquitted: Option<u64>,
     /// Whether that failure does not count yet.
     is_withheld: bool,
     /// Failures at other gateways counted last.
@@ -83,26 +78,9 @@ impl Answers {
     /// An answer without content came to this prompt, or a refusal of it as wrong. One prompt alone means little: it may ask for
     /// nothing, or for what no replica grants.
     pub(crate) fn doubtful(&self, prompt: u64) {
-        self.in_question.store(prompt, Ordering::Relaxed);
         let mut recent = self.recent.lock();
-        let is_same = recent.last_doubtful.replace(prompt) == Some(prompt);
-        if !is_same || recent.acquitted == Some(prompt) {
+        if recent.last_doubtful.replace(prompt) != Some(prompt) {
             recent.note_doubtful(1.0);
-        }
-    }
-
-    /// Whether this prompt failed there last and should be tried elsewhere: whose doing it is shows there.
-    pub(crate) fn is_in_question(&self, prompt: u64) -> bool {
-        self.in_question.load(Ordering::Relaxed) == prompt
-    }
-
-    /// A replica answered this prompt. If another one did, failures with it are this one's.
-    pub(crate) fn settled(&self, prompt: u64, by_another: bool) {
-        if self.is_in_question(prompt) {
-            self.in_question.store(0, Ordering::Relaxed);
-            if by_another {
-                self.recent.lock().acquitted = Some(prompt);
-            }
         }
     }
 
@@ -138,7 +116,6 @@ impl Answers {
 
     /// A request with this prompt failed there. Returns the failures in a row that count.
     pub(crate) fn failed(&self, prompt: u64, now: Stamp) -> u32 {
-        self.in_question.store(prompt, Ordering::Relaxed);
         let in_a_row = {
             let mut recent = self.recent.lock();
             for _ in 0..recent.counted(prompt, now) {
@@ -271,12 +248,12 @@ impl Answers {
 }
 
 impl Recent {
-    /// How many failures count now that this prompt has failed: none before another one has, or this one alone does, then both.
+    /// How many failures count now that this prompt has failed: none before another one has, then both.
     fn counted(&mut self, prompt: u64, now: Stamp) -> u32 {
         let before = self.last_failed.replace((prompt, now));
         let is_well_since = std::mem::take(&mut self.is_well_since);
         match before.filter(|(_, at)| !is_well_since || now.since(*at) < RATE_FADES_IN) {
-            Some((before, _)) if before == prompt && self.acquitted != Some(prompt) => 0,
+            Some((before, _)) if before == prompt => 0,
             Some(_) => 1 + u32::from(std::mem::take(&mut self.is_withheld)),
             None => {
                 self.is_withheld = true;
@@ -379,14 +356,6 @@ mod tests {
         assert_eq!(answers.failed(8, at(30)), 2);
         assert!(answers.demotion_rate(at(30)).unwrap() > 0.18 && !takes(&answers, 31, 0));
         assert_eq!(answers.failed(9, at(30)), 3);
-        let popular = Answers::default();
-        for by_another in [false, true] {
-            assert_eq!(popular.failed(7, at(40)), 0);
-            assert!(popular.is_in_question(7) && !popular.is_in_question(8));
-            popular.settled(7, by_another);
-            assert!(!popular.is_in_question(7));
-        }
-        assert_eq!(popular.failed(7, at(50)), 2, "others answer it");
         let rare = Answers::default();
         for minute in 0..5 {
             assert_eq!(rare.failed(minute, at(minute * 61_000)), 0, "not within a minute");
