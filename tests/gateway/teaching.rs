@@ -156,6 +156,28 @@ async fn prompts_without_an_answer_are_planned_for_with_one_token_and_a_single_b
 }
 
 #[tokio::test]
+async fn prompts_that_an_engine_refuses_are_no_demand_however_long_they_are() {
+    let ([replica], gateway) = Gateway::before(|config| config.routes[0].policy = PolicyName::Latency).await;
+    let mean = || gateway.app.fleet.pools()[0].arrivals.mean().work.tokens;
+    replica.always(wire::chat_stream(&["a"]));
+    assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    gateway.idle().await;
+    let (usual, long) = (mean(), CHAT.replace("hi", &"lorem ipsum ".repeat(20_000)));
+    let too_long =
+        r#"{"error":{"message":"This model's maximum context length is 32768 tokens.","code":400}}"#;
+    replica.always(wire::json(400, too_long));
+    for _ in 0..5 {
+        assert_eq!(gateway.post(PATH, &long).await.status(), 400);
+    }
+    gateway.idle().await;
+    assert_eq!(mean(), usual);
+    replica.always(wire::chat_stream(&["a"]));
+    assert_eq!(gateway.post(PATH, &long).await.status(), 200);
+    gateway.idle().await;
+    assert!(mean() > usual + 1_000, "{usual}, then {}", mean());
+}
+
+#[tokio::test]
 async fn answers_are_as_long_as_they_were_where_no_engine_counts_their_tokens() {
     let whole = r#"{"id":"c1","choices":[{"index":0,"message":{"role":"assistant","content":"a b c"},"finish_reason":"stop"}]}"#;
     for (answer, body) in [
