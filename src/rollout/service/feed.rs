@@ -87,7 +87,7 @@ pub(super) struct Ended {
     pub(super) brevity: Option<f64>,
     /// Whether a generated answer ended at its limit of tokens.
     pub(super) is_at_limit: Option<bool>,
-    pub(super) slo: SloVerdict,
+    pub(super) is_slo_missed: Option<bool>,
     pub(super) error: Option<&'static str>,
     /// Hash of the replica that served it.
     pub(super) replica: u64,
@@ -254,7 +254,12 @@ impl Tap for Feed {
             answer_time: answer_time.map(|answer| per_token(answer.end.since(sent(answer)).as_secs_f64())),
             brevity: brevity(record).filter(|_| record.outcome == Outcome::Ok),
             is_at_limit: is_at_limit(record).filter(|_| record.outcome == Outcome::Ok),
-            slo: if record.is_filling() { SloVerdict::NotCounted } else { judgement.verdict },
+            is_slo_missed: match judgement.verdict {
+                _ if record.is_filling() => None,
+                SloVerdict::Met => Some(false),
+                SloVerdict::Missed(_) => Some(true),
+                SloVerdict::NotCounted => None,
+            },
             // A client that left is no failure.
             error: record.error.or_else(|| is_empty(record).then_some("empty")).filter(|_| is_over),
             replica: id(&served.pool, &served.replica),

@@ -15,7 +15,6 @@ use crate::cluster::Shown;
 use crate::config::{Canary, Config, Route};
 use crate::fleet::status::{ReplicaState, ReplicaStatus};
 use crate::observe::rfc3339;
-use crate::observe::slo::SloVerdict;
 use crate::record::{Outcome, Record, Unserved};
 use crate::request::dialect::Dialect;
 use crate::rollout::judge::fleet::{FleetWatch, ReplicaSeen};
@@ -309,11 +308,7 @@ impl Rollout {
         if let Some(is_at_limit) = ended.is_at_limit {
             self.judge.end(now, class, arm, conversation, is_at_limit);
         }
-        let is_missed = match ended.slo {
-            SloVerdict::NotCounted => None,
-            verdict => Some(verdict != SloVerdict::Met),
-        };
-        if let Some(is_missed) = is_missed {
+        if let Some(is_missed) = ended.is_slo_missed {
             self.judge.slo(now, class, ended.dealt, conversation, is_missed);
         }
         self.note_model(ended);
@@ -675,7 +670,6 @@ const MAX_SECONDS: f64 = 1e6;
 mod tests {
     use super::*;
     use crate::observe::fixture;
-    use crate::observe::slo::Missed;
     use crate::request::class::Class;
     use crate::rollout::fixture::{canary, config};
 
@@ -772,7 +766,7 @@ mod tests {
             answer_time: None,
             brevity: None,
             is_at_limit: None,
-            slo: SloVerdict::Missed(Missed::Tpot),
+            is_slo_missed: Some(true),
             error: None,
             replica: 1,
         }
