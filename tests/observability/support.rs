@@ -1,6 +1,6 @@
 //! Support for the observer tests: a configuration, a record, a collector, a gateway to administer.
 
-#[allow(dead_code)] // some of it is for the unit tests alone
+#[allow(dead_code, reason = "some of it is for the unit tests alone")]
 #[path = "../../src/observe/fixture.rs"]
 pub(crate) mod fixture;
 #[path = "../support/quiet.rs"]
