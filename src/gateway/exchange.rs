@@ -547,7 +547,7 @@ impl Exchange {
             let entry = self.note_other(&flight, failed.as_ref());
             self.guard.record().attempts.push(entry);
         }
-        self.note_attempt(&flight, &result);
+        self.note_attempt(cause, &flight, &result);
         let active = flight.into_active();
         match result {
             Ok(answer) => Ok((answer, active)),
@@ -609,18 +609,29 @@ impl Exchange {
         }
     }
 
-    fn note_attempt(&mut self, flight: &Flight, result: &Result<UpstreamResponse, AttemptError>) {
+    fn note_attempt(
+        &mut self,
+        cause: AttemptCause,
+        flight: &Flight,
+        result: &Result<UpstreamResponse, AttemptError>,
+    ) {
         let end = self.incoming.gateway.clock.now();
         let entry = self.entry(flight, result, end);
-        let computes = self.prepared.computes;
+        self.note_demand(cause, flight.pick(), entry.status);
         let record = self.guard.record();
-        if record.attempts.is_empty() {
-            note_demand(flight.pick(), computes, entry.status);
-        }
         let times = &flight.times;
         record.at.connected = times.connected;
         record.at.first_byte = times.head;
         record.attempts.push(entry);
+    }
+
+    /// Counts what a prompt takes of its pool, once its first attempt is over. One that the engine refuses takes nothing, however long it
+    /// is.
+    pub(super) fn note_demand(&self, cause: AttemptCause, pick: &Pick, status: Option<u16>) {
+        let is_refused = status.is_some_and(|status| (400..500).contains(&status));
+        if cause == AttemptCause::First && !pick.assignment.is_past_engine() && !is_refused {
+            pick.pool.arrivals.placed(&pick.assignment.decision.terms.work, self.prepared.computes);
+        }
     }
 
     /// The entry of the record for an attempt that came to this, with the words of its engine's error.
@@ -635,13 +646,6 @@ impl Exchange {
             flight.pick().replica.note_error(words, end);
         }
         record::Attempt { engine_error, ..flight.entry(result, end) }
-    }
-}
-
-/// Counts what a prompt takes of its pool. One that the engine refuses takes nothing, however long it is.
-fn note_demand(pick: &Pick, computes: Computes, status: Option<u16>) {
-    if !pick.assignment.is_past_engine() && !status.is_some_and(|status| (400..500).contains(&status)) {
-        pick.pool.arrivals.placed(&pick.assignment.decision.terms.work, computes);
     }
 }
 

@@ -126,11 +126,13 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(response::Parts, L
     };
     let result = asked.await;
     let end = clock.now();
+    let status = result.as_ref().ok().map(|(answer, _)| answer.status.as_u16());
+    exchange.note_demand(cause, pick, status);
     let record = exchange.guard.record();
     record.at.connected = connected;
     let times = AttemptTimes { start, connected, head: result.is_ok().then_some(end) };
     record.attempts.push(Attempt {
-        status: result.as_ref().ok().map(|(answer, _)| answer.status.as_u16()),
+        status,
         error: result.as_ref().err().map(Failure::code),
         ..open_entry(pick, span, cause, &times, end)
     });

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation fails the test")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokenway::config::{Config, Hedge, HedgeAfter, PolicyName};
@@ -175,6 +176,26 @@ async fn prompts_that_an_engine_refuses_are_no_demand_however_long_they_are() {
     assert_eq!(gateway.post(PATH, &long).await.status(), 200);
     gateway.idle().await;
     assert!(mean() > usual + 1_000, "{usual}, then {}", mean());
+}
+
+#[tokio::test]
+async fn what_a_hedge_answered_is_demand_as_well() {
+    let ([one, two], mut config) = config::fresh().await;
+    config.routes[0].policy = PolicyName::Latency;
+    config.routes[0].hedge = Some(Hedge { after: HedgeAfter::Delay(Duration::from_millis(1)), budget: 1.0 });
+    let gateway = Gateway::start(config).await;
+    let is_asked = Arc::new(AtomicBool::new(false));
+    for replica in [&one, &two] {
+        let is_asked = Arc::clone(&is_asked);
+        replica.answers(move |_| match is_asked.swap(true, Ordering::SeqCst) {
+            true => wire::chat_stream(&["a"]),
+            false => vec![Step::Hang],
+        });
+    }
+    assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    gateway.idle().await;
+    assert_eq!((one.count(), two.count()), (1, 1));
+    assert!(gateway.app.fleet.pools()[0].arrivals.mean().work.tokens > 0);
 }
 
 #[tokio::test]
