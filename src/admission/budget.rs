@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::amounts::{Amounts, Kind, Wanted};
 use super::calendar::{Period, Unix};
-use super::lease::{Lease, Sharing};
+use super::lease::{ByKind, Lease, Sharing};
 use super::limit_reached::AGAIN;
 use crate::config::{Budget, Window, Zone};
 use crate::error::Failure;
@@ -45,7 +45,7 @@ pub(super) struct Account {
     /// Reserved by requests under way.
     #[serde(skip)]
     held: Amounts,
-    /// The last look at other gateways, where there are some.
+    /// What other gateways leave it, where there are some.
     #[serde(skip)]
     lease: Option<Box<Lease>>,
     /// What others had taken before the broker lost its memory: some of them may not be there to write it again.
@@ -100,20 +100,20 @@ impl Ledger {
         let is_bounded = wanted.expected != Amounts::default();
         for budget in budgets.iter().filter(|budget| budget.is_of(model)) {
             let (at, account) = self.account(budget, now);
-            let (own, taken, next) = (account.own(), account.taken(), account.period(now).left(now));
+            let (taken, next) = (account.taken(), account.period(now).left(now));
             // It may be all that is taken until it is known what the others took.
             let is_first = account.awaits_look(sharing) && !account.is_ahead;
-            // One that is under way may use all that it reserved.
-            let left = |kind: Kind, limit: u64| match account.held.of(kind) {
-                0 => limit.saturating_sub(taken.of(kind)),
-                _ => limit,
-            };
-            let is_over = |(kind, limit): &(Kind, u64)| {
-                let wanted = wanted.of(*kind, left(*kind, *limit));
-                let is_leased = || sharing.covers(account.lease.as_deref(), *kind, *limit, own, wanted);
-                taken.of(*kind).saturating_add(wanted) > *limit || !is_first && !is_leased()
-            };
-            for (kind, limit) in budget.limits().filter(|limit| is_bounded && budget.hard && is_over(limit)) {
+            for (kind, limit) in budget.limits().filter(|_| is_bounded && budget.hard) {
+                // One that is under way may use all that it reserved.
+                let left = match account.held.of(kind) {
+                    0 => limit.saturating_sub(taken.of(kind)),
+                    _ => limit,
+                };
+                let asked = wanted.of(kind, left);
+                let has_room = taken.of(kind).saturating_add(asked) <= limit;
+                if has_room && (account.is_leased(sharing, (kind, limit), asked, now) || is_first) {
+                    continue;
+                }
                 // A request under way is one that will be used; of its tokens less may be.
                 let held = if kind == Kind::Requests { 0 } else { account.held.of(kind) };
                 let used = taken.of(kind).saturating_sub(held);
@@ -201,7 +201,7 @@ impl Ledger {
         account.used.plus(account.others())
     }
 
-    /// Whether it is not known yet what other gateways have taken of a hard budget of the model.
+    /// Whether a look at the other gateways is to come before a hard budget of the model is known to have no room.
     pub(super) fn awaits_look(
         &mut self,
         budgets: &[Budget],
@@ -275,7 +275,19 @@ impl Account {
 
     /// What other gateways have taken, by the last look.
     fn others(&self) -> Amounts {
-        self.lease.as_ref().map_or_else(Amounts::default, |lease| lease.others)
+        self.look().unwrap_or_default().1
+    }
+
+    /// What they know of this gateway, and what they have taken.
+    fn look(&self) -> Option<(Amounts, Amounts)> {
+        self.lease.as_ref().and_then(|lease| lease.look)
+    }
+
+    /// Whether the others leave room for a request that fits.
+    fn is_leased(&mut self, sharing: Sharing, limit: (Kind, u64), wanted: u64, now: Unix) -> bool {
+        let own = self.own();
+        sharing == Sharing::Alone
+            || self.lease.get_or_insert_default().covers(sharing, limit, (own, wanted), now)
     }
 
     /// Name of its window for all gateways, without the tenant's.
@@ -291,19 +303,39 @@ impl Account {
         (own.from == self.from).then_some(own.until)
     }
 
-    /// Whether others have yet to learn of something; `is_due` asks for a look in any case.
-    pub(super) fn is_to_be_shared(&self, is_due: bool) -> bool {
-        is_due || self.lease.as_ref().is_none_or(|lease| lease.own != self.own())
+    /// Whether others have yet to learn of something, or are asked for more.
+    pub(super) fn is_to_be_shared(&self) -> bool {
+        self.look().is_none_or(|(known, _)| known != self.own()) || self.is_asked()
     }
 
     /// Whether there was no look at it yet.
     pub(super) fn is_unknown(&self) -> bool {
-        self.lease.is_none()
+        self.look().is_none()
     }
 
-    /// The same, where a look is about to come.
+    /// Whether requests that fit wait for what the others leave.
+    pub(super) fn is_asked(&self) -> bool {
+        self.lease.as_ref().is_some_and(|lease| lease.is_asked())
+    }
+
+    /// Whether a look is about to come that may let a request in.
     fn awaits_look(&self, sharing: Sharing) -> bool {
-        self.is_unknown() && matches!(sharing, Sharing::Shared { .. })
+        matches!(sharing, Sharing::Shared { .. }) && (self.is_unknown() || self.is_asked())
+    }
+
+    /// What its requests asked for in vain, and how far it would go; nothing before its first look, which shows what an earlier process took.
+    pub(super) fn wishes(
+        &mut self,
+        gateways: Option<u32>,
+        is_due: bool,
+        is_pressed: bool,
+    ) -> Option<(ByKind, ByKind)> {
+        let own = self.own();
+        let lease = self.lease.as_mut().filter(|lease| lease.look.is_some())?;
+        if is_due {
+            lease.turn();
+        }
+        Some((lease.asked(), lease.wishes(own, gateways, is_pressed, fastrand::bool())))
     }
 
     /// The others know of `own`, and have taken `others`; `before` is what they knew of this gateway, and know yet after the first look.
@@ -311,13 +343,23 @@ impl Account {
         if before.is_none() && !self.is_unknown() {
             self.lost = self.others();
         }
-        let mut lease = Lease { own, others: others.each(self.lost, u64::max) };
+        let mut known = own;
         if let Some(before) = before.filter(|_| self.is_unknown()) {
             // A process that was killed kept less than the others know.
             self.used = self.used.each(before, u64::max);
-            lease.own = before;
+            known = before;
         }
-        self.lease = Some(Box::new(lease));
+        let others = others.each(self.lost, u64::max);
+        self.lease.get_or_insert_default().look = Some((known, others));
+    }
+
+    /// The look at how far the others may go is over.
+    pub(super) fn granted(&mut self, own: Amounts, wishes: (ByKind, ByKind), claimed: ByKind, until: i64) {
+        let others = self.others();
+        let claimed = Kind::ALL.map(|kind| claimed[kind as usize].max(others.of(kind)));
+        if let Some(lease) = &mut self.lease {
+            lease.grant(own, wishes, claimed, until);
+        }
     }
 
     /// Begins anew in a new window. The one before this counts on, where a clock was set back; what lies further ahead is an error of
@@ -441,8 +483,14 @@ mod tests {
             assert_eq!(ask(&mut ledger).unwrap_err().wait, AGAIN);
             ledger.settle(&first, amounts(1, 0), at(from));
             assert_eq!(ask(&mut ledger).unwrap_err().wait, AGAIN, "it may have been the last one");
-            let own = ledger.0[0].own();
-            ledger.0[0].shared(own, amounts(97, 0), None);
+            for _ in 0..2 {
+                let account = &mut ledger.0[0];
+                let (own, wishes) = (account.own(), account.wishes(Some(2), false, false));
+                account.shared(own, amounts(96, 0), None);
+                if let Some(wishes) = wishes {
+                    account.granted(own, wishes, ByKind::default(), i64::MAX);
+                }
+            }
             assert!(!awaits_look(&mut ledger) && ask(&mut ledger).is_ok());
         }
     }

@@ -10,7 +10,7 @@ use crate::config::{Window, Zone};
 
 /// A moment, in whole seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unix(i64);
+pub(super) struct Unix(pub(super) i64);
 
 impl From<SystemTime> for Unix {
     fn from(at: SystemTime) -> Self {

@@ -138,7 +138,7 @@ impl TenantLimiter {
             return Admission { permit: Ok(None), limits: RateLimits::default() };
         }
         let state = Arc::clone(self.tenants.lock().entry(Arc::clone(&tenant.name)).or_default());
-        let sharing = *self.sharing.borrow();
+        let sharing = self.sharing();
         let mut used = state.lock();
         let admitted = used.admit(tenant, demand, sharing, now);
         let limits = used.left(tenant, demand, now);
@@ -162,7 +162,14 @@ impl TenantLimiter {
             return false;
         }
         // A broker that does not answer is away soon: what holds then is for the caller.
-        let _ = tokio::time::timeout(PATIENCE, looks.wait_for(|sharing| !awaits_look(*sharing))).await;
+        let _ = tokio::time::timeout(PATIENCE, async {
+            for _ in 0..LOOKS {
+                if looks.changed().await.is_err() || !awaits_look(*looks.borrow_and_update()) {
+                    break;
+                }
+            }
+        })
+        .await;
         true
     }
 
@@ -181,6 +188,11 @@ impl TenantLimiter {
             }
         }
         all
+    }
+
+    /// How budgets are counted.
+    pub(super) fn sharing(&self) -> Sharing {
+        *self.sharing.borrow()
     }
 
     /// Counts budgets so from now on.
@@ -422,6 +434,9 @@ impl TenantUse {
 
 /// For what other gateways have taken: a broker that answers does so within 20 ms and a round trip.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Looks until another gateway has left what it does not use: one under way, one that asks, one of the other's, one that takes; and the
+/// first of a window.
+const LOOKS: u32 = 5;
 
 #[cfg(test)]
 mod tests {

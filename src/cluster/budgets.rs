@@ -1,14 +1,18 @@
-//! Budgets over all gateways: each writes what it has taken itself into a hash of the window and reads the others' fields.
+//! Budgets over all gateways: each writes what it has taken itself into a hash of the window, how far it would go into another, and reads
+//! the others' fields.
 //!
 //! Fields are absolute numbers, so that a command that was lost or came twice changes nothing, and a broker that lost its memory
-//! has it again after one look.
+//! has it again after one look. A wish is written before those of the others are read: of two looks at once none misses the other. In
+//! a third hash, of all budgets, are those of which a gateway asks for more than the others leave it.
 
 use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
 
 use redis::{Pipeline, RedisError};
 
 use super::connected::Connected;
-use crate::admission::{Amounts, Claim, TenantLimiter};
+use crate::admission::{Amounts, Claim, Others, TenantLimiter, Wish};
+use crate::clock::since_epoch;
 
 /// Publishes what this gateway has taken, and learns what the others have; of every budget where `is_due`. Whether there was any.
 pub(super) async fn look(
@@ -16,35 +20,66 @@ pub(super) async fn look(
     tenants: &TenantLimiter,
     is_due: bool,
 ) -> Result<bool, RedisError> {
-    let claims = tenants.claims(is_due, at.clock.wall(at.clock.now()));
+    let pressing = format!("{}:budgets-asked", at.cluster);
+    let now = at.clock.wall(at.clock.now());
+    let pressed: Fields = redis::cmd("HGETALL").arg(&pressing).query_async(&mut at.connection()).await?;
+    let is_valid = |until: &[u8]| read::<1>(until).is_some_and(|[until]| is_after(until, now));
+    let pressed = pressed.into_iter().filter(|(_, until)| is_valid(until)).map(|(name, _)| name).collect();
+    let claims = tenants.claims(is_due, &pressed, now);
     for claims in claims.chunks(MAX_CLAIMS) {
-        let mut asking = Pipeline::with_capacity(3 * claims.len());
+        let mut asking = Pipeline::with_capacity(6 * claims.len());
         for claim in claims {
             let key = format!("{}:budget:{}", at.cluster, claim.name);
             asking.cmd("HGETALL").arg(&key);
             let writing = if claim.is_first { "HSETNX" } else { "HSET" };
             asking.cmd(writing).arg(&key).arg(at.field).arg(written(&claim.own)).ignore();
             asking.cmd("EXPIREAT").arg(&key).arg(claim.until.saturating_add(KEPT)).ignore();
+            let key = format!("{}:budget-lease:{}", at.cluster, claim.name);
+            if let Some(Wish { levels: [a, b, c, d, e, f], until, .. }) = claim.wish {
+                let wish = format!("{a} {b} {c} {d} {e} {f} {}", until.saturating_add(APART));
+                asking.cmd("HSET").arg(&key).arg(at.field).arg(wish).ignore();
+                asking.cmd("EXPIRE").arg(&key).arg(KEPT).ignore();
+            }
+            asking.cmd("HGETALL").arg(&key);
+            if claim.is_pressing {
+                asking.cmd("HSET").arg(&pressing).arg(&claim.name).arg(seconds(now + PRESSED)).ignore();
+                asking.cmd("EXPIRE").arg(&pressing).arg(KEPT).ignore();
+            }
         }
-        let taken: Vec<HashMap<Vec<u8>, Vec<u8>>> = asking.query_async(&mut at.connection()).await?;
-        for (claim, taken) in claims.iter().zip(taken) {
-            take_in(at.field, tenants, claim, &taken);
+        let fields: Vec<Fields> = asking.query_async(&mut at.connection()).await?;
+        for (claim, fields) in claims.iter().zip(fields.chunks_exact(2)) {
+            if let [taken, leased] = fields {
+                take_in(at.field, tenants, claim, taken, leased, now);
+            }
         }
     }
     Ok(!claims.is_empty())
 }
 
-fn take_in(own: &str, tenants: &TenantLimiter, claim: &Claim, taken: &HashMap<Vec<u8>, Vec<u8>>) {
-    let (mut others, mut before) = (Amounts::default(), None);
-    for (gateway, amounts) in taken {
-        let Some(amounts) = read(amounts) else { continue };
+/// Of a hash at the broker.
+type Fields = HashMap<Vec<u8>, Vec<u8>>;
+
+fn take_in(
+    own: &str,
+    tenants: &TenantLimiter,
+    claim: &Claim,
+    taken: &Fields,
+    leased: &Fields,
+    now: SystemTime,
+) {
+    let (mut others, mut before) = (Others::default(), None);
+    for (gateway, text) in taken {
+        let Some(amounts) = read(text).map(amounts) else { continue };
         if gateway == own.as_bytes() {
             before = Some(amounts);
         } else {
-            others = others.plus(amounts);
+            let lease = leased.get(gateway).and_then(|text| read(text));
+            let levels = lease
+                .and_then(|[a, b, c, d, e, f, until]| is_after(until, now).then_some([a, b, c, d, e, f]));
+            others.add(amounts, levels);
         }
     }
-    tenants.claimed(claim, others, before);
+    tenants.claimed(claim, &others, before);
 }
 
 fn written(amounts: &Amounts) -> String {
@@ -52,19 +87,32 @@ fn written(amounts: &Amounts) -> String {
     format!("{input} {cached} {output} {requests} {engine_ms}")
 }
 
+fn amounts([input, cached, output, requests, engine_ms]: [u64; 5]) -> Amounts {
+    Amounts { input, cached, output, requests, engine_ms }
+}
+
 /// `None` where it is no gateway's.
-fn read(text: &[u8]) -> Option<Amounts> {
-    let mut numbers = std::str::from_utf8(text).ok()?.split(' ').map(str::parse);
-    let mut next = || numbers.next()?.ok();
-    let amounts =
-        Amounts { input: next()?, cached: next()?, output: next()?, requests: next()?, engine_ms: next()? };
-    numbers.next().is_none().then_some(amounts)
+fn read<const N: usize>(text: &[u8]) -> Option<[u64; N]> {
+    let numbers = std::str::from_utf8(text).ok()?.split(' ').map(str::parse);
+    numbers.collect::<Result<Vec<_>, _>>().ok()?.try_into().ok()
+}
+
+fn is_after(until: u64, now: SystemTime) -> bool {
+    seconds(now) <= until
+}
+
+fn seconds(at: SystemTime) -> u64 {
+    since_epoch(at).as_secs()
 }
 
 /// Of one round trip.
 const MAX_CLAIMS: usize = 500;
 /// Seconds that a window is kept after its end, for clocks that are apart.
 const KEPT: i64 = 3600;
+/// Seconds for which the others leave a gateway what it wished beyond what it keeps to, as their clocks may be apart.
+const APART: i64 = 7;
+/// For how long the others look at a budget of which one asks for more.
+const PRESSED: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -73,9 +121,9 @@ mod tests {
     #[test]
     fn amounts_are_read_as_written_and_nonsense_is_none() {
         let amounts = Amounts { input: 1, cached: 2, output: 3, requests: u64::MAX, engine_ms: 5 };
-        assert_eq!(read(written(&amounts).as_bytes()), Some(amounts));
+        assert_eq!(read(written(&amounts).as_bytes()).map(super::amounts), Some(amounts));
         for text in ["", "1 2 3 4", "1 2 3 4 5 6", "a b c d e", "-1 0 0 0 0"] {
-            assert_eq!(read(text.as_bytes()), None, "{text}");
+            assert_eq!(read::<5>(text.as_bytes()), None, "{text}");
         }
     }
 }

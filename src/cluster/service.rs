@@ -84,30 +84,15 @@ pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
     background.spawn(service.run());
 }
 
-/// How many gateways there are.
-struct Count {
-    /// As it was before the connection; 0 at a start.
-    before: u32,
-    connected: Stamp,
-    /// When a message came last, of any gateway: its own come back as well.
-    heard: Stamp,
-}
-
-impl Count {
-    /// With this one; `known` so far, and `peers` heard of lately.
-    fn gateways(&self, known: u32, peers: usize, now: Stamp) -> u32 {
-        let least = if now.since(self.heard) > 2 * HEARTBEAT {
-            // A silent broker shows nothing of the others, and each may yet use its share.
-            known
-        } else if now.since(self.connected) < peers::SILENT && self.before > 0 {
-            // They are heard of one by one, as they find the broker again.
-            self.before
-        } else if now.since(self.connected) < HEARTBEAT {
-            UNHEARD
-        } else {
-            1
-        };
-        u32::try_from(peers).unwrap_or(u32::MAX).saturating_add(1).max(least)
+/// At how many gateways shares of budgets are cut, so long after it connected; `before` is how many there were, 0 at a start.
+fn least_gateways(before: u32, connected: Duration) -> u32 {
+    if connected < peers::SILENT && before > 0 {
+        // They are heard of one by one, as they find the broker again.
+        before
+    } else if connected < HEARTBEAT {
+        UNHEARD
+    } else {
+        1
     }
 }
 
@@ -193,7 +178,7 @@ impl Service {
     fn share_no_budgets(&self) {
         self.deps.gateway.tenants.share(match self.config.on_loss {
             OnLoss::Open => Sharing::Alone,
-            OnLoss::Closed => Sharing::Closed { gateways: self.gateways() },
+            OnLoss::Closed => Sharing::Closed,
         });
     }
 
@@ -352,6 +337,8 @@ impl Service {
     /// tenants.
     async fn settle(&self, at: &Connected<'_>) -> UntilLost {
         let tenants = &self.deps.gateway.tenants;
+        // Its shares are the others' from the last look on.
+        tenants.share(Sharing::Closed);
         let looked = async {
             // A first look writes nothing over what it finds, and one that was under way may have written what was reserved.
             budgets::look(at, tenants, true).await?;
@@ -368,7 +355,7 @@ impl Service {
     async fn take_in(&self, messages: &mut Messages, peers: &mut Peers) -> UntilLost {
         let mut places = Places::of(&self.deps.fleet.pools(), &self.outbox);
         let connected = self.deps.gateway.clock.now();
-        let mut count = Count { before: self.gateways.load(Ordering::Relaxed), connected, heard: connected };
+        let count = (self.gateways.load(Ordering::Relaxed), connected);
         let mut ticks = ticks(HEARTBEAT);
         loop {
             // Both arms are cancel-safe: a message not taken stays in the channel.
@@ -380,14 +367,13 @@ impl Service {
             match message {
                 None => {
                     places = Places::of(&self.deps.fleet.pools(), &self.outbox);
-                    self.note_connected(true, self.count_gateways(&count, peers, now));
+                    self.note_connected(true, self.count_gateways(count, peers, now));
                 }
                 Some(None) => return Err(LinkError::Closed),
                 Some(Some(message)) => {
-                    count.heard = now;
                     // One that joins counts from its first message on: its share is the others' no more.
                     if self.fold(&message, &places, peers, now) {
-                        self.count_gateways(&count, peers, now);
+                        self.count_gateways(count, peers, now);
                     }
                 }
             }
@@ -402,9 +388,10 @@ impl Service {
     }
 
     /// How many of the others are alive.
-    fn count_gateways(&self, count: &Count, peers: &mut Peers, now: Stamp) -> usize {
+    fn count_gateways(&self, (before, connected): (u32, Stamp), peers: &mut Peers, now: Stamp) -> usize {
         let peers = peers.alive(now);
-        self.gateways.store(count.gateways(self.gateways(), peers, now), Ordering::Relaxed);
+        let all = u32::try_from(peers).unwrap_or(u32::MAX).saturating_add(1);
+        self.gateways.store(all.max(least_gateways(before, now.since(connected))), Ordering::Relaxed);
         peers
     }
 
@@ -474,18 +461,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn others_are_gone_when_they_are_silent_and_the_broker_is_not() {
-        let at = |ms: u64| Stamp::default().after(Duration::from_secs(60) + Duration::from_millis(ms));
-        let count = |connected, heard| Count { before: 3, connected: at(connected), heard: at(heard) };
-        assert_eq!(count(0, 1900).gateways(1, 1, at(1900)), 3, "after a loss they come one by one");
-        let starts = Count { before: 0, ..count(0, 490) };
-        assert_eq!(
-            [490, 510].map(|ms| starts.gateways(UNHEARD, 1, at(ms))),
-            [8, 2],
-            "each shows itself by then"
-        );
-        assert_eq!(count(0, 4900).gateways(3, 1, at(5000)), 2);
-        assert_eq!(count(0, 5000).gateways(1, 3, at(5000)), 4);
-        assert_eq!(count(0, 5000).gateways(2, 0, at(9000)), 2, "nothing came, not even its own");
+    fn gateways_are_heard_of_one_by_one() {
+        let least = |before, ms| least_gateways(before, Duration::from_millis(ms));
+        assert_eq!([least(3, 0), least(3, 1900), least(3, 2000)], [3, 3, 1]);
+        assert_eq!([490, 510].map(|ms| least(0, ms)), [8, 1], "at a start each shows itself by then");
     }
 }

@@ -170,6 +170,22 @@ async fn what_the_last_requests_had_reserved_is_not_left_with_the_broker() {
     assert!(left < 20, "{left}");
 }
 
+#[tokio::test]
+async fn bursts_at_two_gateways_use_a_hard_budget_up_and_no_more() {
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
+    let start = async || with_budget(&redis, &replicas, LIMIT, OnLoss::Closed).await;
+    let gateways = [start().await, start().await];
+    follow_each_other(&gateways).await;
+    // One has nothing to do, and leaves its share to the other.
+    assert_eq!(burst(&gateways[0], 1).await, 1);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let first = burst(&gateways[1], 30).await;
+    let (one, other) = tokio::join!(burst(&gateways[0], 50), burst(&gateways[1], 50));
+    let last = burst(&gateways[0], 5).await;
+    assert_eq!(first, 30, "of {LIMIT} for two");
+    assert_eq!((1 + first + one + other + last) as u64, LIMIT, "{one} and {other}, {last}");
+}
+
 /// With a name that outlasts a restart, whatever the folder holds.
 async fn with_state(redis: &Redis, replicas: &[Replica], folder: &Path) -> Gateway {
     let mut config = budgeted(redis, replicas, LIMIT, OnLoss::Open);
