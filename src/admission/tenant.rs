@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::mem;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
@@ -32,6 +32,8 @@ use crate::units::Tokens;
 #[derive(Debug, Default)]
 pub struct TenantLimiter {
     tenants: Mutex<HashMap<Arc<str>, Arc<Mutex<TenantUse>>>>,
+    /// As in [`Ledgers`].
+    gateway: OnceLock<Box<str>>,
     /// Sent again with every look at what other gateways took.
     sharing: watch::Sender<Sharing>,
 }
@@ -65,6 +67,8 @@ impl TenantUse {
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub struct Ledgers {
     version: Version<1>,
+    /// Of the gateway, for others that share budgets with it: they know under it what is counted here.
+    pub gateway: Option<Box<str>>,
     /// By name of the tenant.
     pub tenants: HashMap<Box<str>, Ledger>,
     /// By name of the tenant and of the key.
@@ -175,7 +179,7 @@ impl TenantLimiter {
 
     /// What was used of budgets. What a key used is left out once its windows are over.
     pub fn ledgers(&self, now: SystemTime) -> Ledgers {
-        let mut all = Ledgers::default();
+        let mut all = Ledgers { gateway: self.gateway.get().cloned(), ..Ledgers::default() };
         for (name, state) in &*self.tenants.lock() {
             let (name, mut state) = (Box::from(&**name), state.lock());
             state.keys.retain(|_, ledger| !ledger.is_over(now));
@@ -228,6 +232,9 @@ impl TenantLimiter {
 
     /// Continues from an earlier process.
     pub fn restore(&self, ledgers: Ledgers) {
+        if let Some(name) = ledgers.gateway {
+            let _ = self.gateway.set(name);
+        }
         let mut tenants = self.tenants.lock();
         for (name, ledger) in ledgers.tenants {
             tenants.entry(Arc::from(name)).or_default().lock().ledger = ledger;

@@ -9,14 +9,21 @@ use std::time::Duration;
 use crate::admission::{Kind, Ledgers};
 use crate::config::{Budget, Config};
 use crate::gateway::Gateway;
+use crate::observe::instance;
 use crate::state_file;
 
-/// Continues from the previous process.
-pub(super) fn restore(gateway: &Gateway) {
-    let Some(path) = file(gateway) else { return };
+/// Continues from the previous process. Returns the gateway's name over restarts: the one under which others know what is kept, where
+/// the file `is_own`, also on a host of another name.
+pub(super) fn restore(gateway: &Gateway, is_own: bool) -> Option<Arc<str>> {
+    let path = file(gateway)?;
     let kept: Option<Ledgers> =
         state_file::restore(&path, "budgets begin anew: what was used cannot be read");
-    gateway.tenants.restore(kept.unwrap_or_default());
+    let mut kept = kept.unwrap_or_default();
+    let new = || Box::from(&*instance::name(gateway.table.load().config.admin.listen));
+    let name = kept.gateway.take().filter(|_| is_own).unwrap_or_else(new);
+    kept.gateway = Some(name.clone());
+    gateway.tenants.restore(kept);
+    Some(name.into())
 }
 
 /// Writes what is used.

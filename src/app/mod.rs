@@ -43,7 +43,7 @@ use crate::identity;
 use crate::kv_events;
 use crate::listener::tls::{TlsError, TlsSlot, expiry};
 use crate::listener::{self, Acceptor, Boxed, ConnectionLimit, ConnectionLimits, Serving, UserTimeout};
-use crate::observe::{Observer, instance};
+use crate::observe::Observer;
 
 /// The running data path: listener, gateway, fleet.
 #[derive(Debug)]
@@ -105,14 +105,13 @@ impl App {
         let table = RoutingTable::new(Arc::clone(&config), pools, carried_over);
         let gateway = Gateway { hook, ..Gateway::new(table, observer, memory, tracker.clone()) };
         let gateway = Arc::new(gateway);
-        budgets::restore(&gateway);
-        let has_state = config.state.is_some();
+        let instance = budgets::restore(&gateway, claim.is_some());
         let deps = cluster::Deps {
             fleet: Arc::clone(&fleet),
             gateway: Arc::clone(&gateway),
             topics,
             keys,
-            instance: has_state.then(|| instance::name(config.admin.listen)),
+            instance,
             connector: broker,
             background: background.clone(),
             stopped: stopped.clone(),

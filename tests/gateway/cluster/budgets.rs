@@ -171,6 +171,33 @@ async fn what_the_last_requests_had_reserved_is_not_left_with_the_broker() {
 }
 
 #[tokio::test]
+async fn a_gateway_that_moves_to_another_host_with_its_state_counts_nothing_twice() {
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
+    let folder = TempDir::new().unwrap();
+    let before = with_state(&redis, &replicas, folder.path()).await;
+    until("it is connected", || before.sum("tokenway_cluster_connected", &[]) == 1.0).await;
+    assert_eq!(burst(&before, 40).await, 40);
+    soon("the broker knows", async { while known(&redis).await < 40 {} }).await;
+    before.app.stop(Duration::from_secs(1)).await;
+    drop(before);
+    // As it would have been written there.
+    let file = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
+    let file = file.into_iter().find(|file| file.to_string_lossy().contains("budgets")).unwrap();
+    let mut kept: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let here = kept["gateway"].as_str().unwrap().to_owned();
+    kept["gateway"] = "elsewhere:1".into();
+    std::fs::write(&file, kept.to_string()).unwrap();
+    let moving = format!(
+        "EVAL \"local key = redis.call('keys', 'tokenway:budget:*')[1] redis.call('hset', key, 'elsewhere:1', \
+         redis.call('hget', key, '{here}')) return redis.call('hdel', key, '{here}')\" 0"
+    );
+    assert!(redis.ask(&moving).await.unwrap().contains('1'));
+    let again = with_state(&redis, &replicas, folder.path()).await;
+    until("it is connected", || again.sum("tokenway_cluster_connected", &[]) == 1.0).await;
+    assert_eq!(burst(&again, 30).await, 20, "of {LIMIT}, 40 of which were used");
+}
+
+#[tokio::test]
 async fn bursts_at_two_gateways_use_a_hard_budget_up_and_no_more() {
     let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
     let start = async || with_budget(&redis, &replicas, LIMIT, OnLoss::Closed).await;
