@@ -84,9 +84,9 @@ fn within(load: &ScaleLoad, round_trip: f64, outcome: &ScalePrediction) -> Resul
     {
         return Err(Limit::Cache);
     }
-    // A bound that an idle engine misses is not held by more of them.
+    // A bound that an idle engine misses is not held by more of them, and one that it nearly misses by any number at all.
     let step = load.decode_step;
-    let held = |bound: f64| if bound < step { step * UNBOUND_SLACK } else { bound };
+    let held = |bound: f64| if bound < step { step * UNBOUND_SLACK } else { bound.max(step * TPOT_SLACK) };
     if load.tpot_bound.is_some_and(|bound| outcome.itl > held(bound)) {
         return Err(Limit::Tpot);
     }
@@ -123,6 +123,8 @@ const LATE_SHARE: f64 = 0.01;
 const VARIABILITY: f64 = 1.5;
 /// A bound that even an idle engine does not hold is taken for this multiple of what that takes.
 const UNBOUND_SLACK: f64 = 2.0;
+/// One that an idle engine just holds, for this multiple of a step: prompts may take a fifth of the engines' time then.
+const TPOT_SLACK: f64 = 1.25;
 
 /// 100 ms of prefill, 200 tokens at 10 ms and 0.5 ms more for each sequence.
 #[cfg(test)]
@@ -182,6 +184,17 @@ mod tests {
     fn a_bound_that_an_idle_engine_misses_asks_for_no_more_of_them() {
         let found = needed(&ScaleLoad { tpot_bound: Some(0.005), ..load(2.0) }, 512);
         assert!(found.0 <= 2, "{found:?}");
+    }
+
+    #[test]
+    fn a_bound_that_an_idle_engine_just_holds_asks_for_no_fleet() {
+        let near = |decode_step| {
+            let load = ScaleLoad { decode_step, tpot_bound: Some(0.04), prefill: 0.15, ..load(10.0) };
+            needed(&load, 2048).0
+        };
+        let found = [0.025, 0.03, 0.032, 0.036, 0.038, 0.039_99].map(near);
+        assert!(found.is_sorted() && found[5] <= 2 * found[1], "{found:?}");
+        assert!(near(0.040_01) <= found[1], "one that it misses asks for less");
     }
 
     #[test]
