@@ -141,9 +141,13 @@ impl Replica {
         self.health.answers.is_on_trial()
     }
 
-    /// Takes new requests away for as long as there is a reason; streams, probes and scrapes go on.
+    /// Takes new requests away for as long as there is a reason; streams, probes and scrapes go on. One that is released is asked at once:
+    /// it may have begun to serve since its last probe.
     pub(super) fn hold(&self, reason: Option<Hold>) {
         if self.life.hold(reason) {
+            if reason.is_none() {
+                self.health.vitals.check_now.notify_one();
+            }
             let served = self.served();
             let (pool, replica) = (&*served.pool, &*served.replica);
             tracing::info!(
