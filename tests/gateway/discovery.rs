@@ -551,21 +551,20 @@ async fn the_pods_of_an_inference_pool_are_replicas_and_its_selector_is_followed
 /// Its prober may have backed off while the model was loaded.
 #[tokio::test]
 async fn a_pod_that_kubernetes_calls_ready_is_asked_at_once() {
-    let pods = pods(1).await;
+    let pods = pods(2).await;
     let api = ApiServer::start().await;
     let not_serving = json!({ "ready": false, "serving": false, "terminating": false });
-    api.next(list("10", "", &[slice("8", &[(1, not_serving)])]));
+    api.next(list("10", "", &[slice("8", &[(1, ready()), (2, ready())])]));
     let watch = api.next_watch();
     let port = ServicePort::Number(pods[0].addr.port());
     let mut config = of_object(&api, KubernetesObject::Service { name: "vllm".into(), port });
     config.pools[0].probe.interval = Duration::from_secs(3600);
     let gateway = Gateway::start_unready(config);
-    let is_seen = || gateway.replicas().first().is_some_and(|r| r.state == ReplicaState::NotServing);
-    until("it is seen", is_seen).await;
-    until("it was asked", || pods[0].probed() > 0).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    has(&gateway, &["vllm-1", "vllm-2"]).await;
+    watch.send(event("MODIFIED", &slice("11", &[(1, not_serving), (2, ready())]))).await.unwrap();
+    has(&gateway, &["vllm-2"]).await;
     let before = pods[0].probed();
-    watch.send(event("MODIFIED", &slice("11", &[(1, ready())]))).await.unwrap();
+    watch.send(event("MODIFIED", &slice("12", &[(1, ready()), (2, ready())]))).await.unwrap();
     until("it is asked again", || pods[0].probed() > before).await;
 }
 
