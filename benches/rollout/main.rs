@@ -36,6 +36,7 @@ fn main() {
         (Revision::Failing, 100.0, 0, 20_000),
         (Revision::SlowTokens, 100.0, 0, 20_000),
         (Revision::SlowTokens, 100.0, 20_000, 20_000),
+        (Revision::SlowTokensAmongStalls, 100.0, 0, 20_000),
         (Revision::Hanging, 100.0, 0, 3_000),
         (Revision::Short, 100.0, 0, 3_000),
         (Revision::SlowUnary, 100.0, 0, 3_000),

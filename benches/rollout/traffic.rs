@@ -29,6 +29,8 @@ pub enum Revision {
     Stuck,
     /// Tokens take 1.4 times as long.
     SlowTokens,
+    /// As `SlowTokens`, where one gap in fifty takes six times as long with either revision.
+    SlowTokensAmongStalls,
     /// Three requests in ten hang until their clients leave after 3 s.
     Hanging,
     /// Answers have one token.
@@ -128,15 +130,17 @@ pub fn run_late(
             let tokens =
                 if is_bad && revision == Revision::Short { 1.0 } else { 200.0 * random.f64().max(0.005) };
             judge.observe(now, Measure::Brevity, class, seen(1.0 / tokens, false));
-            let slower = if is_bad && revision == Revision::SlowTokens { 1.4 } else { 1.0 };
-            let step = 0.02 * factor.sqrt() * slower;
-            for _ in 0..if is_unary { 0 } else { 2 } {
-                judge.observe(
-                    now,
-                    Measure::Itl,
-                    class,
-                    seen(step * (0.25 * normal(&mut random)).exp(), false),
-                );
+            let is_slow = matches!(revision, Revision::SlowTokens | Revision::SlowTokensAmongStalls);
+            let step = 0.02 * factor.sqrt() * if is_bad && is_slow { 1.4 } else { 1.0 };
+            let has_stalls = revision == Revision::SlowTokensAmongStalls;
+            if !is_unary {
+                for _ in 0..2 {
+                    let gap = (0.25 * normal(&mut random)).exp();
+                    let stalled = if has_stalls && random.f64() < 0.02 { 0.1 } else { 0.0 };
+                    judge.observe(now, Measure::Itl, class, seen(step * gap + stalled, false));
+                }
+                let mean = step * (0.1 * normal(&mut random)).exp() + if has_stalls { 0.002 } else { 0.0 };
+                judge.observe(now, Measure::Tpot, class, seen(mean, false));
             }
         }
         // Evidence changes with each block.

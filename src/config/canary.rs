@@ -30,7 +30,7 @@ section! {
         /// likewise
         max_itl_ratio: QuantileRatios as Ratios("route.canary.max_itl_ratio"), default { p99 = 1.2 };
         /// likewise
-        max_tpot_ratio: QuantileRatios as Ratios("route.canary.max_tpot_ratio"), default {};
+        max_tpot_ratio: QuantileRatios as Ratios("route.canary.max_tpot_ratio"), default { p50 = 1.2 };
         /// share of failed attempts above the baseline's
         max_error_ratio_increase: f64 as SHARE, default 0.01;
         /// share of requests within their SLO below the baseline's
