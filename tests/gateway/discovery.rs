@@ -309,12 +309,13 @@ async fn a_source_that_suddenly_names_none_keeps_the_replicas_that_answer_until_
 }
 
 #[tokio::test]
-async fn the_last_replica_of_a_canary_leaves_at_once_where_its_baseline_serves() {
-    for serves in [true, false] {
-        let [baseline, canary] = Replica::several().await;
+async fn the_last_replicas_of_a_canary_leave_at_once_where_as_large_a_baseline_serves() {
+    for (serves, size) in [(true, 1), (false, 1), (true, 2)] {
+        let [baseline, canary, second] = Replica::several().await;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("replicas.json");
-        write(&path, &[&canary]);
+        let canaries = &[&canary, &second][..size];
+        write(&path, canaries);
         let mut config = config::with_canary(&baseline, &canary, "");
         config.pools[1].replicas.clear();
         config.pools[1].discovery = Discovery { file: Some(path.clone()), ..Discovery::default() };
@@ -323,14 +324,15 @@ async fn the_last_replica_of_a_canary_leaves_at_once_where_its_baseline_serves()
         }
         let gateway = Gateway::start_unready(config);
         let is_ready = |replica: &Replica| names(&gateway).contains(&replica.name());
-        until("all that can be are ready", || is_ready(&canary) && is_ready(&baseline) == serves).await;
+        let are_ready = || canaries.iter().filter(|canary| is_ready(canary)).count();
+        until("all that can be are ready", || are_ready() == size && is_ready(&baseline) == serves).await;
         write(&path, &[]);
         let kept = || -> usize {
             let sources = gateway.app.fleet.sources();
             sources.iter().filter(|one| one.targets == 0).map(|one| one.kept).sum()
         };
-        let expected = (!serves, usize::from(!serves));
-        until("it leaves, or is kept", || (is_ready(&canary), kept()) == expected).await;
+        let stay = if serves && size == 1 { 0 } else { size };
+        until("they leave, or are kept", || (are_ready(), kept()) == (stay, stay)).await;
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Sources never take the last replicas that answer: they serve until new ones are ready, until they answer no more, or until an
 //! operator says so. Each that is ready takes the place of one: the first alone would get the load of all. A canary has a baseline
-//! for that: while that has a replica ready those that a canary's sources name no more leave at once, and those of another revision
-//! never serve in its name.
+//! for that: while that has as many replicas ready those that a canary's sources name no more leave at once, and those of another
+//! revision never serve in its name.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -48,9 +48,10 @@ impl Membership {
         let gone: Vec<_> = before.iter().filter(|old| !stays.contains(old.slot())).cloned().collect();
         let former = self.leaving.load();
         let has_successor = has_ready(&after);
-        // What a source names no more is going; what a configuration leaves out is not.
-        let has_baseline = !matches!(cause, Cause::Configured { .. })
-            && self.baselines.load().iter().any(|pool| has_ready(&pool.replicas()));
+        // What a source names no more is going, though it may be said by mistake: the baseline is to be as large as what it takes over. What a
+        // configuration leaves out is not going.
+        let baseline = || self.baselines.load().iter().map(|pool| ready(&pool.replicas())).sum::<usize>();
+        let has_baseline = !matches!(cause, Cause::Configured { .. }) && baseline() >= ready(&gone).max(1);
         let (mut at_once, mut gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|old| match cause {
             Cause::Ordered { taken_out: Some(url) } if *url == old.identity.endpoint => true,
             _ if has_successor && !former.slots.contains(old.slot()) => true,
@@ -102,7 +103,7 @@ impl Membership {
     /// How many of those that left serve on: one less for each successor that is ready, none once all are. After [`HAND_OVER`] none where
     /// a successor is ready, where none of theirs answers any more, or if the configuration dropped them.
     fn serve_on(&self, leaving: &Leaving, old: &[Arc<Replica>], new: &[Arc<Replica>]) -> usize {
-        let ready = new.iter().filter(|replica| replica.is_ready()).count();
+        let ready = ready(new);
         let has_time = self.deps.clock.now().since(leaving.since) < HAND_OVER;
         let is_over = !has_time && (ready > 0 || leaving.is_configured || !has_ready(old));
         match ready {
@@ -151,7 +152,11 @@ impl Membership {
 }
 
 fn has_ready(replicas: &[Arc<Replica>]) -> bool {
-    replicas.iter().any(|replica| replica.is_ready())
+    ready(replicas) > 0
+}
+
+fn ready(replicas: &[Arc<Replica>]) -> usize {
+    replicas.iter().filter(|replica| replica.is_ready()).count()
 }
 
 /// How long replicas serve on at least that are named no more, where none of their successors is ready; and those of a dropped pool, where
