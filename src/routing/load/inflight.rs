@@ -103,6 +103,8 @@ pub(super) struct InflightLedger {
     /// Waiting ones with a lower id are not among the requests on the engine's page.
     unseen_below: u64,
     streams: Vec<Stream>,
+    /// Those that the engine has finished, by its page: their clients have yet to read them.
+    pub(super) unread: u32,
     /// Tokens in the context of running streams, as far as they had come at the last refresh.
     pub(super) context: u64,
     /// Those of them that were cached.
@@ -166,6 +168,8 @@ struct Stream {
     is_fresh: bool,
     /// Another gateway has it: how far it is, is estimated.
     is_followed: bool,
+    /// One of the unread.
+    is_unread: bool,
 }
 
 impl InflightLedger {
@@ -300,6 +304,7 @@ impl InflightLedger {
             asked: (1, now.as_nanos()),
             is_fresh: placement.tpot.is_some(),
             is_followed: placement.is_followed,
+            is_unread: false,
         });
         self.context = self.context.saturating_add(placement.prompt.0).saturating_add(1);
         self.cached = self.cached.saturating_add(cached);
@@ -366,6 +371,17 @@ impl InflightLedger {
         let sent = self.waiting.iter().take_while(|one| one.placement.at < since).count();
         let running = self.streams.iter().filter(runs).count();
         let missing = (running + sent).saturating_sub(shown).min(sent);
+        let stands = |stream: &Stream| {
+            !stream.is_followed && stream.first < since && stream.progress.at.load() < since
+        };
+        // Engines do not wait for readers: of the streams that stand still those that the page lacks are over there.
+        let standing = self.streams.iter().filter(|stream| stands(stream)).count();
+        let mut unread = standing.saturating_sub(shown.saturating_sub(running + sent - missing));
+        self.unread = u32::try_from(unread).unwrap_or(u32::MAX);
+        for stream in &mut self.streams {
+            stream.is_unread = unread > 0 && stands(stream);
+            unread -= usize::from(stream.is_unread);
+        }
         if missing > 0 {
             let below = self.waiting.get(missing).map_or(self.next_id, |one| one.id);
             self.unseen_below = self.unseen_below.max(below);
@@ -390,11 +406,12 @@ impl InflightLedger {
         let gone = self.streams.swap_remove(at);
         self.fresh -= u32::from(gone.is_fresh);
         self.context = self.context.saturating_sub(gone.prompt.saturating_add(gone.counted));
+        self.unread = self.unread.saturating_sub(u32::from(gone.is_unread));
         self.cached = self.cached.saturating_sub(gone.cached);
         let end = gone.progress.at.load();
         // What others have passed waits for something else than a place. What ends with its first token was never decoded and held none.
         let is_any_waiting = self.waiting.iter().any(|one| !one.is_overtaken);
-        if is_any_waiting && end.since(gone.first) > memories::ONE_STEP {
+        if is_any_waiting && !gone.is_unread && end.since(gone.first) > memories::ONE_STEP {
             let is_unqueued = self.concurrency.is_unqueued(end);
             match self.concurrency.limit() {
                 0 if running >= self.concurrency.peak && !is_unqueued => self.last_end_at_peak = end,
@@ -406,7 +423,8 @@ impl InflightLedger {
     }
 
     fn running(&self) -> u32 {
-        u32::try_from(self.streams.len()).unwrap_or(u32::MAX).saturating_add(self.unary)
+        let streams = u32::try_from(self.streams.len()).unwrap_or(u32::MAX);
+        streams.saturating_sub(self.unread).saturating_add(self.unary)
     }
 
     fn note_rest(&mut self) {
@@ -491,7 +509,10 @@ impl InflightLedger {
         for stream in &mut self.streams {
             stream.events = stream.progress.events.load(Ordering::Relaxed);
             stream.counted = (stream.events as f64 * per_event) as u64;
-            context = context.saturating_add(stream.prompt).saturating_add(stream.counted);
+            // What the engine has finished holds nothing beside what it had cached.
+            let held =
+                if stream.is_unread { stream.cached } else { stream.prompt.saturating_add(stream.counted) };
+            context = context.saturating_add(held);
         }
         self.context = context;
         context

@@ -57,6 +57,7 @@ pub struct ReplicaLoad {
     peak: AtomicU32,
     /// Those of the awaiting that the engine's page does not show.
     unseen: AtomicU32,
+    unread: AtomicU32,
     ledger: Mutex<InflightLedger>,
     /// Hits that its requests were promised, for the comparison with the engine's counters.
     pub(super) promises: CacheCounters,
@@ -65,7 +66,7 @@ pub struct ReplicaLoad {
 /// A [`ReplicaLoad`] at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LoadView {
-    /// Requests in flight.
+    /// Requests in flight, but for those that the engine has finished and slow clients have yet to read.
     pub inflight: u64,
     /// Those of them that have no first token yet.
     pub awaiting: u64,
@@ -143,7 +144,7 @@ impl ReplicaLoad {
         let read = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
         let count = |cell: &AtomicU32| u64::from(cell.load(Ordering::Relaxed));
         LoadView {
-            inflight: count(&self.inflight),
+            inflight: self.inflight().saturating_sub(self.unread()),
             awaiting: count(&self.awaiting),
             unseen: count(&self.unseen),
             bounded: count(&self.bounded) + count(&self.fresh),
@@ -164,6 +165,12 @@ impl ReplicaLoad {
     #[inline]
     pub fn inflight(&self) -> u64 {
         u64::from(self.inflight.load(Ordering::Relaxed))
+    }
+
+    /// Those of them that the engine has finished, by its page.
+    #[inline]
+    pub(super) fn unread(&self) -> u64 {
+        u64::from(self.unread.load(Ordering::Relaxed))
     }
 
     /// Requests in flight that are answered without the engine.
@@ -277,6 +284,7 @@ impl ReplicaLoad {
         self.limit.store(ledger.concurrency.limit(), Ordering::Relaxed);
         self.peak.store(ledger.concurrency.peak, Ordering::Relaxed);
         count(&self.unseen, ledger.unseen());
+        self.unread.store(ledger.unread, Ordering::Relaxed);
     }
 }
 

@@ -1,5 +1,6 @@
 use super::*;
 use crate::clock::millis as ms;
+use crate::routing::{EnginePage, Target};
 
 pub(super) fn placed(at_ms: u64, tokens: u64) -> Placement {
     let at = ms(at_ms);
@@ -375,10 +376,35 @@ fn what_the_page_does_not_show_is_not_in_the_engines_queue() {
     drop(young);
     assert_eq!(load.view().unseen, 2);
     refresh(&load, 10_000);
-    assert_eq!(counts(&load), (4, 2, 1400));
+    assert_eq!(counts(&load), (2, 2, 1400), "two are finished there");
     refresh(&load, 10_451);
-    assert_eq!(counts(&load), (4, 0, 0), "for as long they count for predictions");
+    assert_eq!(counts(&load), (2, 0, 0), "for as long they count for predictions");
     drop(lost);
     let _next = LoadGuard::reserve(&load, placed(11_000, 80));
     assert_eq!((load.view().awaiting, load.view().unseen), (1, 0));
+}
+
+#[test]
+fn streams_that_the_engine_has_finished_and_slow_clients_have_yet_to_read_run_no_more() {
+    let target = Target::new(0, 1);
+    let streams = answered(&target.load, std::array::from_fn::<_, 20, _>(|n| (100, 110 + n as u64)));
+    let pages = |running: f64, from: u64| {
+        for second in from..from + 2 {
+            let page = EnginePage { running: Some(running), waiting: Some(0.0), ..EnginePage::default() };
+            target.scraped(page, ms(second * 1000));
+        }
+        target.load.view().decoding()
+    };
+    assert_eq!(pages(20.0, 1), 20, "held up by their clients, and not finished");
+    assert_eq!(pages(3.0, 3), 3);
+    refresh(&target.load, 4_500);
+    assert!(target.load.view().held <= 3 * 101, "{:?}", target.load.view());
+    assert_eq!(target.load.inflight(), 20, "all are in flight");
+    streams.iter().for_each(|stream| stream.progress(50, ms(5_500)));
+    assert_eq!(pages(20.0, 6), 20);
+    drop(streams);
+    assert_eq!(pages(0.0, 8), 0);
+    let waiting = LoadGuard::reserve(&target.load, placed(9_500, 10));
+    assert_eq!((pages(0.0, 10), target.load.view().inflight), (0, 1));
+    drop(waiting);
 }
