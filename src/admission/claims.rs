@@ -14,8 +14,8 @@ use crate::clock::since_epoch;
 pub struct Claim {
     /// Tenant, key if it is a key's, and window.
     pub name: String,
-    /// Taken so far.
-    pub own: Amounts,
+    /// Used so far, by requests that have ended.
+    pub used: Amounts,
     /// No look came before it: what the broker has of this gateway, by an earlier process of it, stands.
     pub is_first: bool,
     /// When it may be dropped, in seconds since 1970.
@@ -27,6 +27,8 @@ pub struct Claim {
     tenant: Box<str>,
     key: Option<Box<str>>,
     account: String,
+    /// With what those under way have reserved.
+    own: Amounts,
 }
 
 /// How far a gateway would go with one budget, by kind, what it took included.
@@ -85,6 +87,7 @@ impl TenantLimiter {
                 let wishes = account.wishes(gateways, is_due, is_pressed);
                 claims.push(Claim {
                     name,
+                    used: account.used,
                     own: account.own(),
                     is_first: account.is_unknown(),
                     until,

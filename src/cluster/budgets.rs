@@ -1,5 +1,5 @@
-//! Budgets over all gateways: each writes what it has taken itself into a hash of the window, how far it would go into another, and reads
-//! the others' fields.
+//! Budgets over all gateways: each writes what its requests have used into a hash of the window, how far it would go, with what those
+//! under way have reserved, into another, and reads the others' fields.
 //!
 //! Fields are absolute numbers, so that a command that was lost or came twice changes nothing, and a broker that lost its memory
 //! has it again after one look. A wish is written before those of the others are read: of two looks at once none misses the other. In
@@ -32,7 +32,7 @@ pub(super) async fn look(
             let key = format!("{}:budget:{}", at.cluster, claim.name);
             asking.cmd("HGETALL").arg(&key);
             let writing = if claim.is_first { "HSETNX" } else { "HSET" };
-            asking.cmd(writing).arg(&key).arg(at.field).arg(written(&claim.own)).ignore();
+            asking.cmd(writing).arg(&key).arg(at.field).arg(written(&claim.used)).ignore();
             asking.cmd("EXPIREAT").arg(&key).arg(claim.until.saturating_add(KEPT)).ignore();
             let key = format!("{}:budget-lease:{}", at.cluster, claim.name);
             if let Some(Wish { levels: [a, b, c, d, e, f], until, .. }) = claim.wish {
