@@ -5,6 +5,7 @@
 
 use super::float::fast_max;
 use super::load::LoadView;
+use crate::routing::tuning::prices;
 use crate::units::Tokens;
 
 /// What an engine's KV cache has room for, in tokens.
@@ -29,11 +30,13 @@ impl Memory {
         tokens.0 as f64 > self.capacity
     }
 
-    /// Shares of its memory that have to come free before `tokens` more find room, behind those that wait; zero where there is room.
+    /// Shares of its memory that have to come free before `tokens` more and what streams of so many expected tokens of `answer` will yet take
+    /// find room, behind those that wait; zero where there is room. Where streams outgrow it the engine preempts some of them.
     #[inline]
-    pub(super) fn lacking(&self, own: &LoadView, tokens: Tokens) -> f64 {
+    pub(super) fn lacking(&self, own: &LoadView, tokens: Tokens, answer: f64) -> f64 {
         let held = fast_max(own.held as f64 + self.beyond, 0.0);
-        let asked = held + own.waiting.tokens.saturating_add(tokens.0) as f64;
+        let growth = prices::GROWTH * answer * (own.decoding() as f64 + 1.0);
+        let asked = held + own.waiting.tokens.saturating_add(tokens.0) as f64 + growth;
         fast_max(asked / self.capacity - 1.0, 0.0)
     }
 }

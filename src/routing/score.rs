@@ -116,11 +116,12 @@ impl<'a> Stakes<'a> {
             None => (Work::of(lacking, candidate.hit), 0.0),
             Some(elsewhere) => (Work::default(), (elsewhere.transfer)(candidate.identity, lacking)),
         };
+        let output = self.pool.answers.output;
         let queue = Queue {
             own: &load,
             foreign: &candidate.foreign,
             batch_limit: candidate.batch_limit,
-            lacking: candidate.memory.map_or(0.0, |memory| memory.lacking(&load, lacking)),
+            lacking: candidate.memory.map_or(0.0, |memory| memory.lacking(&load, lacking, output)),
             head_age: load.head_age(now),
         };
         let mut terms = estimate.terms(&self.pool, &queue, work);
@@ -130,8 +131,8 @@ impl<'a> Stakes<'a> {
         terms.shared = self.shared(candidate, &work);
         // Those there stand still while it is computed, whether or not `harm` finds that they can bear it.
         let stall = terms.prefill * (1.0 - terms.shared);
-        let slower = self.pool.answers.output * steps.added / 2.0;
-        terms.decode = self.pool.answers.output * steps.after + candidate.requests * (slower + stall);
+        let slower = output * steps.added / 2.0;
+        terms.decode = output * steps.after + candidate.requests * (slower + stall);
         let slow = MissCurve::TPOT.missed(steps.after / self.tpot);
         // Itself, and what its sequence adds to each of the streams there.
         let running = float(load.decoding()) + candidate.foreign.running();

@@ -47,6 +47,23 @@ fn streams_behind_a_cached_prefix_share_its_memory() {
 }
 
 #[test]
+fn streams_that_will_yet_grow_leave_less_room() {
+    let room = |streams: u64| {
+        let fleet = talkative(1);
+        let begun = |number| {
+            let (_, mut stream) = fleet.dispatch(&Text::session(number, 0, 1));
+            stream.first_token(fleet.now);
+            stream
+        };
+        let _streams: Vec<_> = (0..streams).map(begun).collect();
+        fleet.targets[0].scraped(usage(0.9), fleet.now);
+        fleet.decide(&Text::session(99, 0, 4)).unwrap().terms.slot_wait == 0.0
+    };
+    assert!(room(0), "14,400 of 16,000 tokens are in use");
+    assert!(!room(6), "as many, and each stream takes more");
+}
+
+#[test]
 fn what_no_engine_can_ever_hold_waits_for_no_room() {
     let fleet = talkative(2);
     let endless = Text::session(1, 0, 300);

@@ -23,6 +23,9 @@ pub(crate) const ADAPTER_LOAD: f64 = 1.0;
 /// Part of the handshake of a pair of replicas that is charged to the request that makes it: it is paid once, and serves those that
 /// come next.
 pub(crate) const HANDSHAKE_SHARE: f64 = 0.06;
+/// Part of an expected answer for which each stream that runs is to have room in the KV cache yet: half of one on average, as much as others leave by then.
+/// With a half, equal replicas with little memory gave hits away.
+pub(crate) const GROWTH: f64 = 0.25;
 /// Share of its bound on TTFT that a request may spend waiting for a moment in which it breaks no stream, the predicted wait
 /// included.
 pub(crate) const PATIENCE: f64 = 0.8;
