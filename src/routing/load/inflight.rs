@@ -103,6 +103,8 @@ pub(super) struct InflightLedger {
     /// Waiting ones with a lower id are not among the requests on the engine's page.
     unseen_below: u64,
     streams: Vec<Stream>,
+    /// Events and seconds behind first tokens of streams that ended too early for a pace of their own.
+    short: (u64, f64),
     /// Those that the engine has finished, by its page: their clients have yet to read them.
     pub(super) unread: u32,
     /// Tokens in the context of running streams, as far as they had come at the last refresh.
@@ -409,6 +411,11 @@ impl InflightLedger {
         self.unread = self.unread.saturating_sub(u32::from(gone.is_unread));
         self.cached = self.cached.saturating_sub(gone.cached);
         let end = gone.progress.at.load();
+        let events = gone.progress.events.load(Ordering::Relaxed);
+        if !gone.is_followed && (2..=memories::PACE_EVENTS).contains(&events) {
+            self.short.0 += events - 1;
+            self.short.1 += end.since(gone.first).as_secs_f64();
+        }
         // What others have passed waits for something else than a place. What ends with its first token was never decoded and held none.
         let is_any_waiting = self.waiting.iter().any(|one| !one.is_overtaken);
         if is_any_waiting && !gone.is_unread && end.since(gone.first) > memories::ONE_STEP {
@@ -461,6 +468,12 @@ impl InflightLedger {
                 let running = Running { tokens, elapsed, bound: stream.bound, step: known.step };
                 curve.add(&running, known.survival);
             }
+        }
+        let (events, seconds) = self.short;
+        if events >= memories::PACE_EVENTS {
+            self.short = Default::default();
+            let per_token = seconds / (events as f64 * known.per_event);
+            found.paces.push(Pace { per_token, context });
         }
         self.fresh = 0;
         found.samples = self.take_samples(now, known.seconds);

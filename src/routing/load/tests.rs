@@ -175,6 +175,21 @@ fn a_request_that_is_counted_before_the_head_is_known_makes_no_old_head() {
 }
 
 #[test]
+fn answers_of_a_few_tokens_teach_a_pace_together() {
+    let load = ReplicaLoad::new();
+    let mut paces = Vec::new();
+    for n in 0..6 {
+        let at = 1_000 * n;
+        let mut guard = LoadGuard::reserve(&load, placed(at, 100));
+        guard.first_token(ms(at + 10));
+        guard.progress(5, ms(at + 10 + 4 * 200));
+        drop(guard);
+        paces.extend(refresh(&load, at + 900).paces.iter().map(|pace| (pace.per_token * 1e3).round()));
+    }
+    assert_eq!(paces, [200.0; 3], "eight gaps each");
+}
+
+#[test]
 fn a_refresh_learns_the_pace_and_what_a_stall_would_do() {
     let load = ReplicaLoad::new();
     let tpot = Some(Duration::from_millis(50));
