@@ -6,6 +6,7 @@
 mod feed;
 mod rollout;
 mod shared;
+mod spread;
 mod state;
 mod webhook;
 

@@ -9,6 +9,7 @@ use serde_json::{Value as Json, json};
 
 use super::feed::{Ended, Observation, Seen};
 use super::shared::{Elsewhere, View};
+use super::spread::Spread;
 use super::state::{Former, Saved};
 use crate::api::canaries::{self as api, CanaryRequests, CanaryTest};
 use crate::cluster::Shown;
@@ -53,8 +54,9 @@ pub(super) struct Rollout {
     not_found: Option<Box<str>>,
     /// What no more evidence is needed for.
     fault: Option<String>,
-    /// Ready replicas of both sides at the last look, by [`Arm`].
-    ready: [u64; 2],
+    /// A replica of it was ready at the last look.
+    is_served: bool,
+    spread: Spread,
     /// What other gateways have seen of it.
     elsewhere: Elsewhere,
 }
@@ -101,7 +103,8 @@ impl Rollout {
             upstream_model: route.upstream_model.clone(),
             not_found: None,
             fault: None,
-            ready: [1, 1],
+            is_served: true,
+            spread: Spread::default(),
             elsewhere: Elsewhere::default(),
         })
     }
@@ -136,6 +139,7 @@ impl Rollout {
             self.judge.begin_step();
         }
         (self.fleet, self.worst, self.answered) = (old.fleet, old.worst, old.answered);
+        self.spread = old.spread;
         self.is_dirty = true;
     }
 
@@ -250,14 +254,18 @@ impl Rollout {
 
     /// A stream at its beginning: its gaps come from then on.
     fn count_answer(&mut self, seen: &Seen) {
-        let form = match seen {
-            Seen::FirstToken { arm: Arm::Baseline, .. } => Form::Stream,
-            Seen::Ended(ended) if ended.arm == Arm::Baseline && !ended.record.is_stream => {
-                if ended.record.dialect.generates() { Form::Text } else { Form::Other }
+        let (arm, replica, form) = match seen {
+            Seen::FirstToken { arm, replica, .. } => (*arm, *replica, Form::Stream),
+            Seen::Ended(ended) if !ended.record.is_stream => {
+                let form = if ended.record.dialect.generates() { Form::Text } else { Form::Other };
+                (ended.arm, ended.replica, form)
             }
             _ => return,
         };
-        self.judge.answers(form);
+        self.spread.answered(arm, replica);
+        if arm == Arm::Baseline {
+            self.judge.answers(form);
+        }
     }
 
     /// What the queue of a side's pool refuses is a failure of that side: it takes fewer requests than its share.
@@ -439,11 +447,10 @@ impl Rollout {
             self.is_dirty = true;
             return breach;
         }
-        let is_ready = |replica: &&ReplicaSeen, arm| replica.arm == arm && replica.is_ready;
-        let ready = |arm| replicas.iter().filter(|replica| is_ready(replica, arm)).count() as u64;
-        self.ready = [ready(Arm::Baseline), ready(Arm::Canary)];
+        self.is_served = replicas.iter().any(|replica| replica.arm == Arm::Canary && replica.is_ready);
+        self.spread.look();
         let missing = self.missing();
-        if self.is_served() && self.plan.soak(&self.canary, passed, missing.as_deref()) {
+        if self.is_served && self.plan.soak(&self.canary, passed, missing.as_deref()) {
             self.is_dirty = true;
             if self.plan.state == RolloutState::Running {
                 self.judge.begin_step();
@@ -452,24 +459,20 @@ impl Rollout {
         None
     }
 
-    /// The canary has a ready replica.
-    fn is_served(&self) -> bool {
-        self.ready[Arm::Canary as usize] > 0
-    }
-
-    /// It has fewer of them than its baseline: what finds one busy has no free one to go to.
+    /// Fewer replicas answer for it than for its baseline: what finds one busy has no free one to go to.
     fn is_smaller(&self) -> bool {
-        self.ready[Arm::Canary as usize] < self.ready[Arm::Baseline as usize]
+        let [baseline, canary] = self.spread.answering();
+        canary < baseline
     }
 
     /// Each of them gets over a quarter more requests than one of its baseline: prompts stop its streams more often, and more streams
     /// share its steps, whatever its revision is. What users miss by that counts all the same, as goodput.
     fn is_denser(&self) -> bool {
-        let [baseline, canary] = self.ready;
+        let [baseline, canary] = self.spread.answering();
         let [share, copied] = self.shares().map(u64::from);
         // What is copied is answered by the baseline as well.
         let (asked, beside) = if copied > 0 { (copied, WHOLE) } else { (share, WHOLE.saturating_sub(share)) };
-        4 * asked * baseline > 5 * beside * canary
+        canary > 0 && 4 * asked * baseline > 5 * beside * canary
     }
 
     /// What keeps its step from ending: some evidence against it, or a breach that would not have been seen yet.
@@ -566,10 +569,10 @@ impl Rollout {
     pub(super) fn view(&self) -> api::Canary {
         let steps = self.canary.steps.len();
         let mut reason = self.plan.reason.clone();
-        if self.is_judged() && !self.is_served() {
+        if self.is_judged() && !self.is_served {
             reason.push_str("; no replica of it is ready, so it gets no request and its soak stands still");
         } else if self.is_judged() && self.is_denser() {
-            let [baseline, canary] = self.ready;
+            let [baseline, canary] = self.spread.answering();
             let _ = write!(
                 reason,
                 "; too few replicas for its share, {canary} beside {baseline}: ITL and TPOT are not compared"
@@ -673,14 +676,25 @@ mod tests {
     use crate::request::class::Class;
     use crate::rollout::fixture::{canary, config};
 
-    /// Ready replicas of the baseline and of the canary, in these numbers.
-    fn fleet(ready: [usize; 2]) -> Vec<ReplicaStatus> {
-        let of = |(pool, count): (&str, usize)| {
-            let replica =
-                ReplicaStatus { pool: pool.into(), state: ReplicaState::Ready, ..ReplicaStatus::default() };
-            std::iter::repeat_n(replica, count)
+    /// A rollout for which these numbers of replicas of the baseline and of the canary answer. More of the baseline's are ready: of a
+    /// pool that stands by.
+    fn answered_by(mut rollout: Rollout, answering: [u64; 2]) -> Rollout {
+        let ready = |pool: &str| ReplicaStatus {
+            pool: pool.into(),
+            state: ReplicaState::Ready,
+            ..ReplicaStatus::default()
         };
-        ["a", "b"].into_iter().zip(ready).flat_map(of).collect()
+        let fleet = [vec![ready("a"); 20], vec![ready("b")]].concat();
+        for (arm, replicas) in [Arm::Baseline, Arm::Canary].into_iter().zip(answering) {
+            for replica in 1..=replicas {
+                let seen =
+                    Seen::FirstToken { arm, replica, ttft: 0.25, conversation: None, has_queued: false };
+                let (route, class) = (Arc::clone(&rollout.route), Class::Short);
+                rollout.observe(1.0, &Observation { route, class, seen });
+            }
+        }
+        assert_eq!(rollout.advance(1.0, 0, Duration::from_millis(250), &fleet), None);
+        rollout
     }
 
     #[test]
@@ -689,8 +703,8 @@ mod tests {
         let route = &config.routes[0];
         let canary = route.canary.as_ref().unwrap();
         for (baseline, p99) in [(1, 0.5), (3, 0.25)] {
-            let mut rollout = Rollout::new(&config, route, canary, None).unwrap();
-            assert_eq!(rollout.advance(1.0, 0, Duration::from_millis(250), &fleet([baseline, 1])), None);
+            let rollout = Rollout::new(&config, route, canary, None).unwrap();
+            let mut rollout = answered_by(rollout, [baseline, 1]);
             for request in 0..100 {
                 for arm in [Arm::Baseline, Arm::Canary] {
                     let has_queued = arm == Arm::Canary && request % 4 == 0;
@@ -716,7 +730,7 @@ mod tests {
         (text.at.first_token, text.at.last_token) = (None, None);
         let text = Arc::new(text);
         let all = ["ttft", "ttft", "itl", "tpot"];
-        for (shadow, step, ready, expected) in [
+        for (shadow, step, answering, expected) in [
             ("", 1, [2, 1], &all[..1]),
             ("", 1, [2, 2], &all),
             ("", 1, [1, 2], &all),
@@ -731,7 +745,7 @@ mod tests {
             let route = &config.routes[0];
             let mut rollout = Rollout::new(&config, route, route.canary.as_ref().unwrap(), None).unwrap();
             rollout.plan.step = step;
-            assert_eq!(rollout.advance(1.0, 0, Duration::from_millis(250), &fleet(ready)), None);
+            let mut rollout = answered_by(rollout, answering);
             for (arm, times) in [(Arm::Baseline, 1.0), (Arm::Canary, 4.0)] {
                 let first =
                     Seen::FirstToken { arm, replica: 1, ttft: 0.25, conversation: None, has_queued: false };
@@ -746,8 +760,12 @@ mod tests {
             }
             let compared = rollout.judge.compared();
             let compared = Vec::from_iter(compared.iter().map(|compared| compared.measure.as_str()));
-            assert_eq!(compared, expected, "{shadow} {step} {ready:?}");
-            assert_eq!(rollout.judge.sides("goodput").unwrap(), ["0.0 %"; 2], "{shadow} {step} {ready:?}");
+            assert_eq!(compared, expected, "{shadow} {step} {answering:?}");
+            assert_eq!(
+                rollout.judge.sides("goodput").unwrap(),
+                ["0.0 %"; 2],
+                "{shadow} {step} {answering:?}"
+            );
             let is_named = rollout.view().reason.contains("ITL");
             assert_eq!(is_named, expected.len() == 1, "{}", rollout.view().reason);
         }
