@@ -1,8 +1,8 @@
 //! From one pool's load over time to the number of replicas to ask for. Pure: time is an argument.
 //!
 //! Up at once, down slowly: what is asked for is the highest number that was needed within `scale_down_after`. Ejected
-//! replicas exist and serve nothing, so as many are asked for beside those that are needed. Before anything is measured the number that
-//! is there is kept, unless requests wait.
+//! replicas exist and serve nothing, so as many are asked for beside those that are needed. Where answers do not show their cost, what
+//! waits and what runs at once decide ([`Unmeasured`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -63,6 +63,7 @@ pub struct Scaler {
     foreign: Mean,
     running_each: Mean,
     cold_starts: ColdStarts,
+    unmeasured: Unmeasured,
 }
 
 impl Scaler {
@@ -120,8 +121,9 @@ impl Scaler {
         let is_young = now - *self.began.get_or_insert(now) < MINUTE;
         let seen = Activity { is_idle, is_young, there };
         if self.judge(now, load, &ready, target, &mut answer).is_none() {
-            (answer.needed_replicas, answer.reason) =
-                unmeasured(there, inflight - (waiting - load.queued as f64), &answer);
+            let running = inflight - (waiting - load.queued as f64);
+            let crowd = Crowd { waiting, running, per_replica: load.engines_per_replica.max(1), there };
+            (answer.needed_replicas, answer.reason) = self.unmeasured.look(now, &ready, crowd);
         }
         self.decide(now, target, seen, &mut answer);
         answer.terms.predicted = answer.terms.load.as_ref().zip(load.typical).and_then(|(load, typical)| {
@@ -268,20 +270,63 @@ impl Scaler {
     }
 }
 
-/// Without a measure of what a request costs, as of whole answers that count no tokens: what is there, and more where it has not been
-/// enough for a while, by what waits beside what runs.
-fn unmeasured(there: usize, running: f64, answer: &PoolScale) -> (usize, String) {
-    let standing = answer.terms.standing_waiting;
-    let running = running.max(1.0);
-    let pressed = answer.ready_replicas as f64 * (1.0 + standing / running).min(MAX_STEP);
-    let needed = pressed.ceil() as usize;
-    if needed <= there {
-        return (there, "no answer has been measured yet: as many as there are".to_owned());
+/// A pool whose answers do not show their cost, as whole answers that count no tokens: what is there; more where it has not been
+/// enough for a while, by what waits beside what runs; and no more than there is to run at once, where engines report what waits.
+#[derive(Debug, Default)]
+struct Unmeasured {
+    /// Ready engines at the last look.
+    ready: usize,
+    /// (seconds, waiting) since as many were ready, as [`windowed_min`] has it.
+    waiting: VecDeque<(f64, f64)>,
+    /// The most requests that one engine ran while none waited there, or no more than it runs while others stand waiting.
+    each: f64,
+}
+
+/// Requests at a pool.
+#[derive(Clone, Copy, Debug)]
+struct Crowd {
+    waiting: f64,
+    running: f64,
+    /// Engines of a replica.
+    per_replica: usize,
+    /// Replicas that were asked for.
+    there: usize,
+}
+
+impl Unmeasured {
+    fn look(&mut self, now: f64, ready: &[&EngineLoad], crowd: Crowd) -> (usize, String) {
+        let Crowd { waiting, running, per_replica, there } = crowd;
+        // What waited before the last one came shows nothing of as many as there are now.
+        if ready.len() > self.ready {
+            self.waiting.clear();
+        }
+        self.ready = ready.len();
+        let standing = windowed_min(&mut self.waiting, now, waiting);
+        let free = ready.iter().filter(|engine| engine.waiting == Some(0.0));
+        self.each = free.filter_map(|engine| engine.running).fold(self.each, f64::max);
+        let full = ready.iter().filter(|engine| engine.waiting > Some(0.0));
+        let full = full.filter_map(|engine| engine.running).fold(0.0, f64::max);
+        if standing > 0.0 && full > 0.0 {
+            self.each = if self.each > 0.0 { self.each.min(full) } else { full };
+        }
+        let replicas = ready.len().div_ceil(per_replica) as f64;
+        let pressed = (replicas * (1.0 + standing / running.max(1.0)).min(MAX_STEP)).ceil() as usize;
+        if pressed > there {
+            let reason = format!(
+                "at least {standing:.0} requests have waited for {WINDOW:.0} s beside {running:.0} that run, and no answer tells its cost: {pressed}"
+            );
+            return (pressed, reason);
+        }
+        let is_reported = !ready.is_empty() && ready.iter().all(|engine| engine.waiting.is_some());
+        let at_once = (((running + waiting) / self.each.max(1.0)).ceil() as usize).div_ceil(per_replica);
+        if is_reported && self.each > 0.0 && at_once < there {
+            let (now, each) = (running + waiting, self.each);
+            let reason =
+                format!("{now:.0} requests at once, and one engine runs {each:.0} without a wait: {at_once}");
+            return (at_once, reason);
+        }
+        (there, "no answer has been measured yet: as many as there are".to_owned())
     }
-    let reason = format!(
-        "at least {standing:.0} requests have waited for {WINDOW:.0} s beside {running:.0} that run, and no answer tells its cost: {needed}"
-    );
-    (needed, reason)
 }
 
 /// What a look saw.

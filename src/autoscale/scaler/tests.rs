@@ -107,6 +107,33 @@ fn without_a_measurement_the_number_that_is_there_is_kept() {
 }
 
 #[test]
+fn unmeasured_answers_ask_for_more_one_look_at_a_time_and_for_less_once_fewer_run() {
+    let mut pool = Pool::new(1, Scale::default());
+    pool.load.typical = None;
+    let busy = |engines: &mut [EngineLoad], running: u64, waiting: Option<f64>| {
+        for engine in engines {
+            (engine.inflight, engine.running, engine.waiting) = (running, Some(running as f64), waiting);
+        }
+    };
+    busy(&mut pool.load.engines, 2, Some(0.0));
+    assert_eq!(pool.run(1, 4), [1]);
+    busy(&mut pool.load.engines, 5, Some(3.0));
+    pool.load.engines[0].running = Some(2.0);
+    assert_eq!(*pool.run(20, 4).last().unwrap(), 2);
+    // What comes is not enough yet, which shows only after a while.
+    pool.load.engines.push(engine(1, ReplicaState::Ready));
+    assert_eq!(changes(&pool.run(16, 4)), 0, "what waited before it came is no reason for another");
+    assert_eq!(pool.second(4).replicas(), 4);
+    pool.load.engines.extend([2, 3].map(|n| engine(n, ReplicaState::Ready)));
+    busy(&mut pool.load.engines, 0, Some(0.0));
+    busy(&mut pool.load.engines[..3], 1, Some(0.0));
+    let down = pool.run(700, 3);
+    assert_eq!((down[200], down[699]), (4, 2), "two at once ran without a wait on one");
+    busy(&mut pool.load.engines, 0, None);
+    assert_eq!(pool.run(700, 1)[699], 4, "what engines do not report is no reason");
+}
+
+#[test]
 fn a_restart_with_known_speeds_keeps_what_is_there_for_the_window_of_a_scale_down() {
     let mut pool = Pool::new(6, Scale::default());
     pool.load.engines[5].state = ReplicaState::Probing;
