@@ -35,7 +35,7 @@ pub struct Pick {
     /// After the load, which is released first: its end may make room for another.
     pub turn: TurnOnDrop,
     pub size: PromptSize,
-    /// Hash of its tenant and body, to find requests that kill engines.
+    /// Hash of its tenant and of what it has an engine compute, to find requests that kill engines.
     pub identity: u64,
     /// Distinguishes its failures from those of another request: the same one sent again is one failure.
     pub request: u64,

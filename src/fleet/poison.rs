@@ -1,9 +1,10 @@
 //! Requests that kill engines: one that was in flight at two replica deaths is refused for a while.
 //!
-//! A request is known by its tenant and its body: what kills may stand beside a prompt that others send as well. An attempt
-//! that breaks as in a crash makes its request a suspect; the prober confirms the death, or the suspicion lapses. A request
-//! that was answered anywhere is none: popular ones are in flight wherever a replica is restarted. Nor is one that shares its
-//! deaths with others, as all do that are retried from one dying replica to the next.
+//! A request is known by its tenant, its prompt and its parameters: what kills may stand beside a prompt that others send as well,
+//! and each try may have another id in its body. An attempt that breaks as in a crash makes its request a suspect; the prober
+//! confirms the death, or the suspicion lapses. A request that was answered anywhere is none: popular ones are in flight wherever
+//! a replica is restarted. Nor is one that shares its deaths with others, as all do that are retried from one dying replica to
+//! the next.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use super::replica::Life;
 use crate::clock::Stamp;
 use crate::request::body::NO_BODY;
 
-/// Suspected requests of one pool, by the hash of tenant and body.
+/// Suspected requests of one pool, by the hash of tenant, prompt and parameters.
 #[derive(Debug)]
 pub struct PoisonRequests {
     suspects: Mutex<Vec<Suspect>>,

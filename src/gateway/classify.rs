@@ -98,7 +98,7 @@ pub(super) fn classify(
         engine_priority,
         body: spliced.body,
         held: HeldBody::empty(),
-        identity: identity(&table.seed, tenant, body),
+        identity: identity(&table.seed, tenant, &prompt, fields, body),
         prompt,
         tokens,
         output,
@@ -139,13 +139,20 @@ fn sampling(computes: Computes, fields: &Fields<'_>) -> Sampling {
     }
 }
 
-/// Tells a request from all others, of other tenants as well.
-fn identity(seed: &ChainSeed, tenant: &TenantRef, body: &[u8]) -> u64 {
-    if body.is_empty() {
-        NO_BODY
-    } else {
-        seed.hash(body) ^ seed.hash(tenant.name().as_bytes()).rotate_left(1)
-    }
+/// What an engine is to compute, and for which tenant. Of a body without a prompt that we know all of it counts.
+fn identity(
+    seed: &ChainSeed,
+    tenant: &TenantRef,
+    prompt: &RequestPrompt,
+    fields: &Fields<'_>,
+    body: &[u8],
+) -> u64 {
+    let work = match prompt.chain.whole() {
+        0 if body.is_empty() => return NO_BODY,
+        0 => seed.hash(body),
+        prompt => prompt ^ seed.hash(&fields.parameters.to_le_bytes()).rotate_left(2),
+    };
+    work ^ seed.hash(tenant.name().as_bytes()).rotate_left(1)
 }
 
 /// An engine's parser holds the text of tokens back where there are tools, or where the client wants no reasoning. vLLM answers

@@ -42,7 +42,7 @@ pub struct Prepared {
     pub body: Pieces,
     /// Body as received, with its share of the memory budget.
     pub held: HeldBody,
-    /// Hash of its tenant and its body: a request that is sent again has the same one.
+    /// Hash of its tenant, its prompt and what changes an engine's work for it: a request that is sent again has the same one.
     pub identity: u64,
     /// Prefix chain and size of its prompt.
     pub prompt: RequestPrompt,

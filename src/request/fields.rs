@@ -11,6 +11,7 @@ use std::borrow::Cow;
 
 use crate::request::dialect::{BodyForm, Dialect};
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
+use crate::request::parameters::parameter;
 
 /// What a client that moves KV, or outputs of encoders, by itself sends: vLLM's objects, and SGLang's rendezvous.
 pub const KV_MEMBERS: [&str; 5] =
@@ -56,6 +57,8 @@ pub struct Fields<'a> {
     pub is_ambiguous: bool,
     /// `stop` as it stands in the body, `null` included.
     pub stop: Option<Raw<'a>>,
+    /// One number for all members that change an engine's work ([`parameter`]).
+    pub parameters: u64,
 }
 
 /// Where a body names its model.
@@ -263,6 +266,7 @@ impl<'a> Fields<'a> {
         let value = cursor.value()?;
         // A key with a lone surrogate matches no field.
         let Some(key) = key.string() else { return Ok(()) };
+        self.parameters = self.parameters.wrapping_add(parameter(&key, value));
         match &*key {
             "model" => self.read_model(value).map_err(Stop::Field)?,
             key if KV_MEMBERS.contains(&key) => {

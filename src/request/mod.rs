@@ -20,6 +20,7 @@ pub mod json;
 pub mod jwt;
 pub mod makeup;
 pub mod multipart;
+mod parameters;
 pub mod pieces;
 pub mod prompt;
 pub mod prompt_size;

@@ -78,7 +78,7 @@ async fn a_prompt_that_was_in_flight_at_two_replica_deaths_is_refused() {
     assert_eq!(gateway.post(PATH, &harmless).await.status(), 200, "others are not refused");
 }
 
-/// A grammar, a bias, a penalty: what kills engines may stand beside a prompt that others send, too.
+/// A grammar, a bias, a penalty: what kills engines may stand beside a prompt that others send, too. Each try has another id.
 #[tokio::test]
 async fn what_killed_two_replicas_is_refused_with_its_parameters_and_to_its_tenant_alone() {
     let (all, mut config) = config::fresh::<3>().await;
@@ -92,21 +92,24 @@ async fn what_killed_two_replicas_is_refused_with_its_parameters_and_to_its_tena
         });
     }
     assert_eq!(gateway.post_as("key-a", PATH, CHAT).await.status(), 200, "the prompt is harmless");
-    let poison = CHAT.replace(r#""stream""#, r#""logit_bias":{"7":1e9},"stream""#);
-    assert_eq!(gateway.post_as("key-a", PATH, &poison).await.code(), "replica_failed");
+    let poison = |n: u32| {
+        let ids = format!(r#""request_id":"r{n}","user":"u{n}","metadata":{{"trace_id":"{n}"}},"seed":{n}"#);
+        CHAT.replace(r#""stream""#, &format!(r#""logit_bias":{{"7":1e9}},{ids},"stream""#))
+    };
+    assert_eq!(gateway.post_as("key-a", PATH, &poison(1)).await.code(), "replica_failed");
     let dead = || gateway.replicas().iter().filter(|r| r.state == ReplicaState::Unreachable).count();
     until("two replicas are found dead", || dead() == 2).await;
-    assert_eq!(gateway.post_as("key-a", PATH, &poison).await.code(), "suspected_poison");
+    assert_eq!(gateway.post_as("key-a", PATH, &poison(2)).await.code(), "suspected_poison");
     for key in ["key-a", "key-b"] {
         assert_eq!(gateway.post_as(key, PATH, CHAT).await.status(), 200, "{key}");
     }
     all.iter().for_each(|replica| _ = replica.always(wire::chat_stream(&["a"])));
     assert_eq!(
-        gateway.post_as("key-b", PATH, &poison).await.status(),
+        gateway.post_as("key-b", PATH, &poison(3)).await.status(),
         200,
         "another tenant's may do no harm"
     );
-    assert_eq!(gateway.post_as("key-a", PATH, &poison).await.code(), "suspected_poison");
+    assert_eq!(gateway.post_as("key-a", PATH, &poison(4)).await.code(), "suspected_poison");
 }
 
 #[tokio::test]
