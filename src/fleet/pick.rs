@@ -73,7 +73,7 @@ impl Pick {
     /// The first content event arrived.
     pub fn first_token(&mut self, now: Stamp) {
         self.computed(now);
-        self.replica.succeeded(now);
+        self.succeeded(now);
     }
 
     /// The engine began to answer, though it holds the text back.
@@ -119,8 +119,13 @@ impl Pick {
         }
         self.shows_life(now);
         if is_first_sign {
-            self.replica.succeeded(now);
+            self.succeeded(now);
         }
+    }
+
+    fn succeeded(&self, now: Stamp) {
+        self.replica.health.vitals.began_to_answer(self.assignment.at());
+        self.replica.succeeded(now);
     }
 
     /// An answer came that may be its prompt's doing: without content, or a refusal of the request as wrong. Whether its replica gives
@@ -171,13 +176,17 @@ impl Pick {
         self.failed(&ReplicaFailure::Silent { replica: self.replica.name() }, now);
     }
 
-    /// A deadline passed before any content came: a replica that kept the request waiting for most of `first_token`, and where nothing moved
-    /// for half of that, is no better than one that failed. One that moves is busy.
+    /// A deadline passed before any content came: a replica that kept the request waiting for most of `first_token`, and where nothing
+    /// moved for half of that, is no better than one that failed. One that moves is busy, unless it began to answer what was sent when
+    /// half of the wait was over: no queue held this one up, and where nothing was predicted no prediction prices it.
     pub fn overdue(&self, failure: &Failure, now: Stamp) {
         self.assignment.censored(now);
         let (sent, health) = (self.assignment.at(), &self.replica.health);
-        let is_still = now.since(health.vitals.last_sign()) > now.since(sent) / 2;
-        let is_busy = !is_still && !health.answers.is_on_trial();
+        let half = now.since(sent) / 2;
+        let is_still = now.since(health.vitals.last_sign()) > half;
+        let is_passed_over = self.assignment.decision.predicted_ttft.is_none()
+            && health.vitals.has_answered_younger(sent.after(half));
+        let is_busy = !is_still && !is_passed_over && !health.answers.is_on_trial();
         let is_first_token = matches!(failure, Failure::Timeout { timer: Timer::FirstToken, .. });
         if is_first_token && !is_busy && !failure.spares_replica(now.since(sent)) {
             self.silent(now);

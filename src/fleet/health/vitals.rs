@@ -16,6 +16,8 @@ use crate::clock::{AtomicStamp, Stamp};
 pub struct Vitals {
     last_progress: AtomicStamp,
     last_answer: AtomicStamp,
+    /// When the youngest of the requests that it began to answer was sent.
+    youngest_answered: AtomicStamp,
     engine_moved: AtomicStamp,
     /// A probe was computed.
     proved: AtomicStamp,
@@ -68,6 +70,16 @@ impl Vitals {
     pub fn answered(&self, now: Stamp) {
         self.last_answer.store(now);
         self.last_progress.store(now);
+    }
+
+    /// It began to answer a request that was sent then.
+    pub fn began_to_answer(&self, sent: Stamp) {
+        self.youngest_answered.raise(sent);
+    }
+
+    /// Whether it began to answer a request that was sent after this.
+    pub fn has_answered_younger(&self, sent: Stamp) -> bool {
+        self.youngest_answered.load() > sent
     }
 
     /// Last [`Vitals::answered`].

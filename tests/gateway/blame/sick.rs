@@ -561,6 +561,44 @@ async fn a_replica_whose_streams_move_keeps_its_turn_while_probes_wait_there() {
 }
 
 #[tokio::test]
+async fn a_replica_that_leaves_some_requests_without_an_answer_is_left_where_nothing_is_predicted() {
+    let ([sick, well], gateway) = Gateway::before(|config| {
+        config.routes[0].timeouts.first_token = Duration::from_millis(500);
+        config.pools[0].probe.interval = Duration::from_secs(10);
+    })
+    .await;
+    let slowly = std::iter::repeat_n(Step::Tick, 8).chain(wire::chat_stream(&["a"])).collect::<Vec<_>>();
+    well.always(wire::chat_stream(&["a"]));
+    sick.answers(move |request| match request.text().contains("response_format") {
+        true => vec![Step::Hang],
+        false => slowly.clone(),
+    });
+    let gateway = Arc::new(gateway);
+    let guided = CHAT.replace(r#""stream""#, r#""response_format":{"type":"json_object"},"stream""#);
+    let is_left = || gateway.state_of(&sick) != ReplicaState::Ready;
+    let mut was_left = false;
+    for round in 0..20 {
+        if was_left {
+            break;
+        }
+        let mut asked = tokio::task::JoinSet::new();
+        for n in 0..8 {
+            let (gateway, body) =
+                (Arc::clone(&gateway), guided.replace("hi", &format!("guided {round} {n}")));
+            asked.spawn(async move { gateway.post(PATH, &body).await.status() });
+        }
+        let others = async {
+            for n in 0..12 {
+                gateway.post(PATH, &CHAT.replace("hi", &format!("other {round} {n}"))).await;
+                was_left |= is_left();
+            }
+        };
+        tokio::join!(asked.join_all(), others);
+    }
+    assert!(was_left, "it answers others all the while");
+}
+
+#[tokio::test]
 async fn impatient_clients_of_a_replica_that_works_speak_against_nobody() {
     let (gateway, replicas) = four(PolicyName::RoundRobin).await;
     let [busy, ..] = replicas.as_slice() else { panic!("four replicas") };
