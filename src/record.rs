@@ -315,7 +315,8 @@ pub struct Record {
     pub tokens: TokenCounts,
     /// Input tokens estimated from the prompt's bytes.
     pub estimated_input: Tokens,
-    /// Output tokens of an answer that the engine did not count: of a whole one by its text, of a stream by its events.
+    /// Output tokens of an answer that the engine did not count: of a whole one by its text, of a stream by its events, of one whose count
+    /// did not come because its client left, or had no more time, by the time that its engine had.
     pub estimated_output: Tokens,
     /// Choices of its stream that were written side by side, on the mean: at least 1.
     pub side_by_side: f64,

@@ -178,8 +178,7 @@ fn share_of(tenant: &TenantRef) -> Share {
 
 /// Predicted tokens of an answer with all its choices, and whether they are what the client's own bound allows.
 fn expected_output(route: &RouteState, dialect: Dialect, most: Option<u64>, choices: u32) -> (Tokens, bool) {
-    let writes = dialect.generates() || dialect == Dialect::ChatBatch;
-    let Some(pool) = route.pools.first().filter(|_| writes) else {
+    let Some(pool) = route.pools.first().filter(|_| dialect.writes()) else {
         return (Tokens(0), false);
     };
     let usual = pool.dispatcher.expected_output().0;

@@ -622,6 +622,9 @@ impl Exchange {
         let times = &flight.times;
         record.at.connected = times.connected;
         record.at.first_byte = times.head;
+        if let Err(AttemptError::Overdue(_)) = result {
+            record.estimated_output = flight.unseen_output(end);
+        }
         record.attempts.push(entry);
     }
 

@@ -23,12 +23,13 @@ use crate::observe::record_guard::RecordGuard;
 use crate::record::{self, AttemptCause, Record};
 use crate::relay::reader::StreamShape;
 use crate::relay::usage_filter::AskedUsage;
-use crate::relay::watch::{StreamDeadlines, StreamWatch};
+use crate::relay::watch::{MayBeSilent, StreamDeadlines, StreamWatch};
 use crate::request::dialect::Dialect;
 use crate::request::engine_priority::EnginePriority;
 use crate::request::pieces::Pieces;
 use crate::request::splice::Edits;
 use crate::request::trace_context::{self, Trace};
+use crate::units::Tokens;
 use crate::upstream::headers::{self, Credential, EngineRank, Upstream};
 use crate::upstream::http1::EngineRequest;
 
@@ -85,7 +86,8 @@ pub struct Flight {
     active: Option<ActiveAttempt>,
 }
 
-/// An attempt that lands. Dropped before it has, because its client left, it leaves the times that it reached in the record.
+/// An attempt that lands. Dropped before it has, because its client left, it leaves the times that it reached in the record, and what its
+/// engine may have written.
 #[derive(Debug)]
 pub(super) struct Landing<'f> {
     flight: &'f mut Flight,
@@ -317,6 +319,22 @@ impl Flight {
         open_entry(self.pick(), self.span, self.cause, &self.times, end)
     }
 
+    /// Output tokens that its engine has had the time to write and no client gets, if it is given up now: all of a whole answer, of a stream
+    /// what the engine's parser holds back. No more than an answer usually has, as was reserved: an engine may be stuck.
+    pub(super) fn unseen_output(&self, now: Stamp) -> Tokens {
+        let (Some(ActiveAttempt { pick, watch }), Some(sent)) = (&self.active, self.times.connected) else {
+            return Tokens(0);
+        };
+        let StreamShape { dialect, choices, .. } = self.attempt.shape;
+        let shows_begin = self.attempt.is_stream && watch.may_be_silent() != MayBeSilent::FromTheStart;
+        let begun = watch.begun().or_else(|| (!shows_begin).then(|| pick.assignment.begins(sent)));
+        let Some(begun) = begun.filter(|_| dialect.writes() && self.cause != AttemptCause::Prefill) else {
+            return Tokens(0);
+        };
+        let usual = pick.pool.dispatcher.expected_output().0.saturating_mul(choices.into());
+        pick.assignment.written(choices, begun, now).min(Tokens(usual))
+    }
+
     /// Its replica and watch, for as long as the answer is relayed.
     pub fn into_active(mut self) -> ActiveAttempt {
         self.active.take().expect(HAS_PICK)
@@ -333,6 +351,9 @@ impl Drop for Landing<'_> {
         // The request's own stages are those of the replica that answers it.
         if connected.is_some() && flight.cause != AttemptCause::Prefill {
             (record.at.connected, record.at.first_byte) = (connected, head);
+        }
+        if !flight.has_landed {
+            record.estimated_output = flight.unseen_output(flight.attempt.clock.now());
         }
     }
 }

@@ -155,6 +155,11 @@ impl StreamWatch {
         Some(self.begun.load()).filter(|at| *at != Stamp::default())
     }
 
+    /// From when on it may be silent in health.
+    pub fn may_be_silent(&self) -> MayBeSilent {
+        self.deadlines.may_be_silent
+    }
+
     /// The stream's own end came. Its body gets [`QUIET`] to end, too, so that its connection can be used again.
     pub fn only_body_left(&self, now: Stamp) {
         self.restart_silence(now);

@@ -118,6 +118,11 @@ impl Dialect {
         self.computes() == Computes::Answer
     }
 
+    /// Whether its engine writes text for it, to one prompt or to several.
+    pub fn writes(self) -> bool {
+        self.generates() || self == Self::ChatBatch
+    }
+
     /// What the engine computes for it.
     pub fn computes(self) -> Computes {
         self.facts().computes

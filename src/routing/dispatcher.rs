@@ -438,6 +438,21 @@ impl Assignment {
         model.pool.observe_output(output);
     }
 
+    /// When its engine is expected to begin on its answer, of a request that was sent at `sent`.
+    pub fn begins(&self, sent: Stamp) -> Stamp {
+        sent.after(self.decision.terms.ttft())
+    }
+
+    /// Tokens of all sequences that its engine has had the time to write from `begun` on, within what the client allows.
+    pub fn written(&self, sequences: u32, begun: Stamp, now: Stamp) -> Tokens {
+        let context = self.load.load.context();
+        let step = self.dispatcher.model.estimate(self.decision.slot, now).itl(context);
+        // A float-to-integer cast saturates, and takes NaN for zero.
+        let each = (now.since(begun).as_secs_f64() / step.as_secs_f64()) as u64;
+        let each = self.sampling.max_tokens.map_or(each, |most| each.min(most.0));
+        Tokens(each.saturating_mul(sequences.into()))
+    }
+
     /// The stream is complete, and brought its tokens in so many content events.
     pub fn served(&self, output: Tokens, events: u64) {
         self.dispatcher.model.pool.observe_events(output, events);

@@ -13,7 +13,7 @@ use tokenway::observe::usage::Used;
 
 use crate::support::client::{Client, Reply};
 use crate::support::replica::{Gate, Probes, Received, Replica, Step};
-use crate::support::{Gateway, PATH, config, wire};
+use crate::support::{Gateway, PATH, config, until, wire};
 
 /// Some five hundred tokens.
 const WORDS: usize = 400;
@@ -314,6 +314,44 @@ async fn whole_answers_without_usage_are_billed_by_their_text() {
     posting(&gateway, RESPONSES, r#"{"model":"tiny","input":"x"}"#).await.reply().await;
     gateway.idle().await;
     assert_eq!(tokens(&gateway).1, output + 10, "the names around no text are none");
+}
+
+/// By the pace of 20 ms a token that is assumed of an engine that has not shown its own, until its `max_tokens` of 9 are reached.
+#[tokio::test]
+async fn a_whole_answer_that_its_client_leaves_is_charged_what_its_engine_had_the_time_to_write() {
+    let ([replica], gateway) = Gateway::before(|config| {
+        config.tenants = vec![tenant(budget())];
+        config.routes[0].client_may.timeout = true;
+    })
+    .await;
+    replica.always(vec![Step::Hang]);
+    let leaves = async |client: Client| {
+        let clock = gateway.app.gateway.clock;
+        let sent = clock.now();
+        until("nine tokens would be written", || clock.now().since(sent) > Duration::from_millis(800)).await;
+        drop(client);
+        gateway.idle().await;
+    };
+    leaves(asking(&gateway, false).await).await;
+    let (input, output) = tokens(&gateway);
+    assert!(input > WORDS as u64 && output == 9, "{input}, {output}");
+
+    let body = r#"{"model":"tiny","max_tokens":9,"n":3,"messages":[{"role":"user","content":"x"}]}"#;
+    let headers = [("authorization", "Bearer a"), ("x-request-timeout", "1")];
+    assert_eq!(gateway.post_with(PATH, &headers, body).await.status(), 504);
+    gateway.idle().await;
+    let (input, output) = (tokens(&gateway).0, 4 * 9);
+    assert_eq!(tokens(&gateway).1, output, "its own deadline passed, and it asked for three");
+
+    leaves(asking(&gateway, true).await).await;
+    assert!(tokens(&gateway).0 > input);
+    assert_eq!(tokens(&gateway).1, output, "a stream whose first token has not come");
+
+    let tools = r#""tools":[{"type":"function","function":{"name":"f"}}]"#;
+    let body = format!(r#"{{"model":"tiny","stream":true,"max_tokens":9,{tools},"messages":[]}}"#);
+    replica.always([vec![wire::sse_head(), wire::event(wire::ROLE)], vec![Step::Hang]].concat());
+    leaves(posting(&gateway, PATH, &body).await).await;
+    assert_eq!(tokens(&gateway).1, output + 9, "the engine's parser held them back");
 }
 
 #[tokio::test]
