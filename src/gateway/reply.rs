@@ -39,7 +39,7 @@ use crate::relay::usage;
 use crate::relay::verdict;
 use crate::relay::whole_body::WholeBody;
 use crate::request::dialect::{Computes, Dialect};
-use crate::units::whole_seconds;
+use crate::units::{Tokens, whole_seconds};
 use crate::upstream::headers::{X_REQUEST_ID, redirect_through, strip_length, strip_response};
 
 /// Runs an exchange and builds its response; with a heartbeat the head may be sent before the engine answers.
@@ -231,11 +231,23 @@ fn relay(
                 makes: guard.record().dialect.is_stateful().then(|| Arc::clone(&gateway.pins)),
                 stored,
             };
+            let record = guard.record();
+            if is_counted && record.dialect.writes() {
+                // Its count stands at its end, which its client may not take.
+                record.estimated_output = output_of(record, &active.pick, &first, prepared.choices, now);
+            }
             let headers = finish(guard.record(), head.headers);
             let body = LargeBody::new(first, rest, guard, active.watch, active.pick, about);
             (headers, ReplyBody::Large(Box::new(body)))
         }
     }
+}
+
+/// Output tokens of an answer that is too large to be held, by the text at its beginning or by the time that it took.
+fn output_of(record: &Record, pick: &Pick, first: &[u8], choices: u32, now: Stamp) -> Tokens {
+    let by_text = pick.pool.ratio.estimate(&usage::text_of_unary(record.dialect, first));
+    let Some(sent) = record.at.connected else { return by_text };
+    by_text.max(pick.assignment.written(choices, pick.assignment.begins(sent), now))
 }
 
 fn is_json_lines(headers: &HeaderMap) -> bool {

@@ -96,13 +96,13 @@ pub fn of_unary(dialect: Dialect, body: &[u8]) -> AnswerFacts {
 /// What a model wrote in a unary answer, for an estimate of its tokens where the engine counted none.
 pub fn text_of_unary(dialect: Dialect, body: &[u8]) -> Makeup {
     let mut text = Makeup::default();
-    let Ok(body) = std::str::from_utf8(body) else { return text };
+    // What was read before a fault is no less true.
+    let body = body.utf8_chunks().next().map_or("", |chunk| chunk.valid());
     let mut add = |value: Raw<'_>| {
         if let Some(value) = value.non_null() {
             text.add(value.escaped().unwrap_or(value.text()));
         }
     };
-    // What was read before a fault is no less true.
     let _ = Cursor::new(body).object(|key, value| {
         match (key.escaped().unwrap_or_default(), dialect) {
             ("choices", _) if value.ahead() == JsonKind::Array => each_of_choices(value, |name, value| {

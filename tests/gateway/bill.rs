@@ -355,6 +355,30 @@ async fn a_whole_answer_that_its_client_leaves_is_charged_what_its_engine_had_th
 }
 
 #[tokio::test]
+async fn a_large_answer_that_its_client_leaves_before_its_count_is_charged_by_its_text() {
+    let ([replica], gateway) = start(budget()).await;
+    let answer = ANSWER.replace(r#""x""#, &format!("\"{}\"", "word ".repeat(40)));
+    let (content, usage) = answer.split_at(answer.find(r#","finish_reason""#).unwrap());
+    let head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+    let begun = format!(r#"{content},"logprobs":["{}"#, "é".repeat(1 << 20));
+    let begun = vec![Step::Raw(head.to_vec()), Step::Chunk(begun.into_bytes())];
+    let rest = vec![Step::Chunk(format!("\"]{usage}").into_bytes()), Step::End];
+    let gate = Gate::new();
+    replica.next([begun.clone(), wire::behind(&gate, rest.clone())].concat());
+    let mut client = asking(&gateway, false).await;
+    client.head().await;
+    client.read_until("logprobs").await;
+    drop(client);
+    gateway.idle().await;
+    gate.cancel();
+    let (input, output) = tokens(&gateway);
+    assert!(input > WORDS as u64 && (40..=60).contains(&output), "of 200 bytes: {input}, {output}");
+    replica.next([begun, rest].concat());
+    assert_eq!(ask(&gateway, false).await.status(), 200);
+    assert_eq!(tokens(&gateway), (input + 50, output + 10), "the engine's usage is better");
+}
+
+#[tokio::test]
 async fn a_hard_budget_holds_against_many_prompts_and_lets_a_usual_answer_in_while_it_is_unspent() {
     let hundred = Budget { output_tokens: Some(100), window: Window::Month, ..Budget::default() };
     let ([replica], gateway) = start(hundred).await;
