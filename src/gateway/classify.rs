@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 
 use super::apart;
 use super::prepared::Prepared;
@@ -11,7 +12,7 @@ use crate::admission::{Rules, Share};
 use crate::clock::Stamp;
 use crate::error::Timer;
 use crate::record::SloBounds;
-use crate::relay::stream_state::Echo;
+use crate::relay::stream_state::{Echo, MAX_CHOICES};
 use crate::relay::watch::MayBeSilent;
 use crate::request::body::{HeldBody, NO_BODY};
 use crate::request::chain::ChainSeed;
@@ -196,48 +197,54 @@ fn salt(route: &RouteState, dialect: Dialect, fields: &Fields<'_>, tenant: &Tena
 /// Where the prompt is repeated in the output (`echo` of completions). Of a chat it is the last message, where that is the assistant's.
 fn echo(fields: &Fields<'_>) -> Echo {
     let is_asked = |messages: Raw<'_>| {
-        let last = items(messages).and_then(|all| all.last()?.members(["role"])[0]);
-        last.is_some_and(|role| role.text() == "\"assistant\"")
+        let mut last = None;
+        each_item(messages, |message| last = Some(message));
+        last.and_then(|last| last.members(["role"])[0]).is_some_and(|role| role.text() == "\"assistant\"")
     };
     if !fields.echo || !fields.prompt.messages.is_none_or(is_asked) {
         return Echo::Off;
     }
-    let length = |raw: &Raw<'_>| raw.string().map(|text| text.len());
-    let prompts = prompts(fields).into_iter().map(|prompt| prompt.as_ref().and_then(length));
-    Echo::On { prompts: prompts.collect(), choices_per_prompt: fields.choices() }
+    let length = |raw: Raw<'_>| raw.string().map(|text| text.len());
+    let mut prompts: SmallVec<[Option<usize>; 1]> = SmallVec::new();
+    match prompt_list(fields) {
+        // Choices beyond these are not distinguished.
+        Some(list) => each_item(list, |prompt| {
+            if prompts.len() < MAX_CHOICES {
+                prompts.push(length(prompt));
+            }
+        }),
+        None => prompts.push(fields.prompt.prompt.and_then(length)),
+    }
+    Echo::On { prompts: prompts.as_slice().into(), choices_per_prompt: fields.choices() }
 }
 
 /// `n` of each prompt.
 fn choices(dialect: Dialect, fields: &Fields<'_>) -> u32 {
-    let is_list = fields.prompt.prompt.is_some_and(|raw| raw.kind() == JsonKind::Array);
-    let prompts = match fields.prompt.messages.filter(|_| dialect == Dialect::ChatBatch) {
-        Some(chats) => items(chats).map_or(1, |chats| chats.len()),
-        None if is_list => prompts(fields).len(),
-        None => 1,
-    };
-    fields.choices().max(1).saturating_mul(u32::try_from(prompts.max(1)).unwrap_or(u32::MAX))
+    let chats = fields.prompt.messages.filter(|_| dialect == Dialect::ChatBatch);
+    let mut prompts = 0u32;
+    if let Some(list) = chats.or_else(|| prompt_list(fields)) {
+        each_item(list, |_| prompts = prompts.saturating_add(1));
+    }
+    fields.choices().max(1).saturating_mul(prompts.max(1))
 }
 
-/// The prompts of completions; `None` for what is absent or no JSON list.
-fn prompts<'a>(fields: &Fields<'a>) -> Vec<Option<Raw<'a>>> {
-    let list = match fields.prompt.prompt {
-        Some(raw) if raw.kind() == JsonKind::Array => raw,
-        one => return vec![one],
-    };
-    items(list).map_or(vec![None], |items| items.into_iter().map(Some).collect())
+/// The list of prompts of completions.
+fn prompt_list<'a>(fields: &Fields<'a>) -> Option<Raw<'a>> {
+    fields.prompt.prompt.filter(|raw| raw.kind() == JsonKind::Array)
 }
 
-/// Those of a list of texts, objects or lists; a list of token ids is one prompt, of which this is the first.
-fn items(list: Raw<'_>) -> Option<Vec<Raw<'_>>> {
-    let mut all = Vec::new();
-    let walked = list.cursor().array(|items| {
+/// Visits those of a list of texts, objects or lists; a list of token ids is one prompt, of which this is the first. They are not
+/// collected: a body may have ten millions of them.
+fn each_item<'a>(list: Raw<'a>, mut visit: impl FnMut(Raw<'a>)) {
+    let mut is_first = true;
+    // A body that was read is whole JSON; what is no list has no items.
+    let _ = list.cursor().array(|items| {
         let item = items.value()?;
-        if item.kind() != JsonKind::Number || all.is_empty() {
-            all.push(item);
+        if std::mem::take(&mut is_first) || item.kind() != JsonKind::Number {
+            visit(item);
         }
         Ok::<_, JsonError>(())
     });
-    walked.is_ok().then_some(all)
 }
 
 /// The model name as a bounded label: listed by a pool or configured, else `other`.
@@ -269,6 +276,29 @@ mod tests {
         };
         assert!(is_on(&["user", "assistant"]));
         assert!(!is_on(&["user", "assistant", "user"]) && !is_on(&[]));
+    }
+
+    #[test]
+    fn a_list_of_many_prompts_is_counted_and_kept_as_far_as_its_choices_are_distinguished() {
+        let many = format!(r#"{{"echo":true,"n":2,"prompt":[{}]}}"#, vec![r#""ab""#; 5000].join(","));
+        let fields = parse(Dialect::Completions, many.as_bytes()).unwrap();
+        assert_eq!(choices(Dialect::Completions, &fields), 10_000);
+        let kept = vec![Some(2); MAX_CHOICES].into();
+        assert_eq!(echo(&fields), Echo::On { prompts: kept, choices_per_prompt: 2 });
+        for (prompt, count, lengths) in [
+            (r#"["a","",[1,2]]"#, 3, vec![Some(1), Some(0), None]),
+            ("[1,2,3]", 1, vec![None]),
+            ("[[1],[2]]", 2, vec![None, None]),
+            ("[]", 1, vec![]),
+            (r#""abc""#, 1, vec![Some(3)]),
+            ("null", 1, vec![None]),
+        ] {
+            let body = format!(r#"{{"echo":true,"prompt":{prompt}}}"#);
+            let fields = parse(Dialect::Completions, body.as_bytes()).unwrap();
+            assert_eq!(choices(Dialect::Completions, &fields), count, "{prompt}");
+            let expected = Echo::On { prompts: lengths.into(), choices_per_prompt: 1 };
+            assert_eq!(echo(&fields), expected, "{prompt}");
+        }
     }
 
     #[test]

@@ -336,8 +336,8 @@ mod tests {
 
     #[test]
     fn an_echoed_prompt_is_no_content() {
-        let known = |bytes| Echo::On { prompts: Box::new([Some(bytes), Some(bytes)]), choices_per_prompt: 1 };
-        let unknown = || Echo::On { prompts: Box::new([None]), choices_per_prompt: 2 };
+        let known = |bytes| Echo::On { prompts: [Some(bytes), Some(bytes)].into(), choices_per_prompt: 1 };
+        let unknown = || Echo::On { prompts: [None].into(), choices_per_prompt: 2 };
         let text = |index: u32, text: &str, more: &str| {
             format!("data: {{\"choices\":[{{\"index\":{index},\"text\":\"{text}\"{more}}}]}}\n\n")
         };

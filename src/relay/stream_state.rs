@@ -5,6 +5,8 @@
 //! that comes back by `echo: true`. Here is what the wire shapes share: the vocabulary, the state of a stream's choices, the
 //! echo rule and the judgement of the end.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
 use crate::relay::usage::{ABORTED, AnswerFacts, EngineError};
@@ -51,8 +53,8 @@ pub enum Echo {
     /// `echo: true`. Each choice first repeats its prompt, alone or together with the first token.
     On {
         /// Bytes of each prompt's text; `None` where only the engine knows it (token ids): then a choice's
-        /// first text is its prompt, unless the engine counts tokens for it.
-        prompts: Box<[Option<usize>]>,
+        /// first text is its prompt, unless the engine counts tokens for it. At most [`MAX_CHOICES`].
+        prompts: Arc<[Option<usize>]>,
         /// `n`: choices are numbered prompt by prompt.
         choices_per_prompt: u32,
     },
@@ -321,4 +323,5 @@ impl<'a> ContentValues<'a> {
     }
 }
 
-const MAX_CHOICES: usize = 1024;
+/// Choices of a stream that are distinguished.
+pub const MAX_CHOICES: usize = 1024;
