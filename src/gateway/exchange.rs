@@ -623,7 +623,7 @@ impl Exchange {
         record.at.connected = times.connected;
         record.at.first_byte = times.head;
         if let Err(AttemptError::Overdue(_)) = result {
-            record.estimated_output = flight.unseen_output(end);
+            flight.given_up(record, self.prepared.prompt.chain.hashes(), end);
         }
         record.attempts.push(entry);
     }

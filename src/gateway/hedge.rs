@@ -50,7 +50,7 @@ pub(super) async fn fly(
     tried: &Tried,
 ) -> Flown {
     let Some(due) = due else {
-        let landed = first.land_in(record).await;
+        let landed = first.land_in(record, outbound.prepared.prompt.chain.hashes()).await;
         return Flown { flight: first, landed, other: None };
     };
     // Boxed: few routes hedge, and the two attempts' state would be in every request's future.
@@ -93,7 +93,7 @@ async fn race(
         picker::note_tried(&mut tried, pick);
         (Arc::clone(&pick.pool), tried)
     };
-    let mut one = pin!(first.land_in(record));
+    let mut one = pin!(first.land_in(record, outbound.prepared.prompt.chain.hashes()));
     // Both arms are cancel-safe: the first attempt is polled on.
     let landed = tokio::select! {
         biased;

@@ -92,6 +92,7 @@ pub struct Flight {
 pub(super) struct Landing<'f> {
     flight: &'f mut Flight,
     record: &'f mut Record,
+    chain: &'f [u64],
 }
 
 /// The attempt whose response is relayed; lives until the end of the body.
@@ -263,9 +264,13 @@ impl Flight {
         attempts.push(open);
     }
 
-    /// [`Flight::land`] of an attempt that is open in `record`.
-    pub(super) async fn land_in(&mut self, record: &mut Record) -> Result<UpstreamResponse, AttemptError> {
-        let landing = Landing { flight: self, record };
+    /// [`Flight::land`] of an attempt that is open in `record`, at a prompt of this chain.
+    pub(super) async fn land_in(
+        &mut self,
+        record: &mut Record,
+        chain: &[u64],
+    ) -> Result<UpstreamResponse, AttemptError> {
+        let landing = Landing { flight: self, record, chain };
         landing.flight.land().await
     }
 
@@ -319,9 +324,20 @@ impl Flight {
         open_entry(self.pick(), self.span, self.cause, &self.times, end)
     }
 
+    /// It is given up, because its client left or is out of time: notes what its engine may have written, and takes a prompt back that it has
+    /// had no time to compute.
+    pub(super) fn given_up(&self, record: &mut Record, chain: &[u64], now: Stamp) {
+        record.estimated_output = self.unseen_output(now);
+        if let Some(ActiveAttempt { pick, .. }) = &self.active
+            && self.times.connected.is_none_or(|sent| now < pick.assignment.begins(sent))
+        {
+            pick.assignment.withdrawn(chain);
+        }
+    }
+
     /// Output tokens that its engine has had the time to write and no client gets, if it is given up now: all of a whole answer, of a stream
     /// what the engine's parser holds back. No more than an answer usually has, as was reserved: an engine may be stuck.
-    pub(super) fn unseen_output(&self, now: Stamp) -> Tokens {
+    fn unseen_output(&self, now: Stamp) -> Tokens {
         let (Some(ActiveAttempt { pick, watch }), Some(sent)) = (&self.active, self.times.connected) else {
             return Tokens(0);
         };
@@ -343,7 +359,7 @@ impl Flight {
 
 impl Drop for Landing<'_> {
     fn drop(&mut self) {
-        let Self { flight, record } = self;
+        let Self { flight, record, chain } = self;
         let AttemptTimes { connected, head, .. } = flight.times;
         if let Some(open) = record.attempts.iter_mut().rfind(|attempt| attempt.span == flight.span) {
             (open.connected, open.head) = (connected, head);
@@ -353,7 +369,7 @@ impl Drop for Landing<'_> {
             (record.at.connected, record.at.first_byte) = (connected, head);
         }
         if !flight.has_landed {
-            record.estimated_output = flight.unseen_output(flight.attempt.clock.now());
+            flight.given_up(record, chain, flight.attempt.clock.now());
         }
     }
 }

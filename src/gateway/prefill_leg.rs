@@ -224,7 +224,7 @@ impl Request<'_> {
         body: Pieces,
     ) -> (Result<UpstreamResponse, AttemptError>, Box<Pick>) {
         let mut flight = self.depart(prefill, &body);
-        let landed = flight.land_in(self.guard.record()).await;
+        let landed = flight.land_in(self.guard.record(), self.prepared.prompt.chain.hashes()).await;
         self.note(flight.entry(&landed, self.now()));
         let ActiveAttempt { pick, watch } = flight.into_active();
         watch.close();

@@ -6,7 +6,7 @@
 //! [`Judged::assign`] reserves the load and notes the prompt at once, so that the next decision sees this one. What came of
 //! it is learned through the [`Assignment`]. [`Dispatcher::refresh`] is due every [`super::REFRESH_EVERY`].
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -311,13 +311,26 @@ impl<'a> Judged<'a> {
         let reports = if is_reported { self.dispatcher.reports.load_full() } else { None };
         let pending = reports.map(|reports| Box::new(Pending::sent(reports, chosen, &prompt, turn, aim.now)));
         let load = LoadGuard::reserve(chosen.load, placement);
+        let mut expected = 0;
         if !is_past_engine {
             self.dispatcher.last_sent.store(aim.now);
             self.dispatcher.index.note_longest(longest, aim.now);
-            self.dispatcher.index.insert(decision.slot, &prompt);
+            expected = self.dispatcher.index.expect(decision.slot, &prompt);
         }
+        let expected = AtomicU64::new(expected);
         let (dispatcher, computed) = (Arc::clone(self.dispatcher), decision.terms.work);
-        Some(Assignment { dispatcher, decision, ahead, load, sampling, computed, known, announced, pending })
+        Some(Assignment {
+            dispatcher,
+            decision,
+            ahead,
+            load,
+            sampling,
+            computed,
+            known,
+            expected,
+            announced,
+            pending,
+        })
     }
 }
 
@@ -338,6 +351,8 @@ pub struct Assignment {
     computed: Work,
     /// Leading blocks of its prompt that the replica had before.
     known: usize,
+    /// What its prompt adds to that, until it is known to be there.
+    expected: AtomicU64,
     /// Other gateways know of it.
     announced: Option<Announced>,
     /// Who follows KV events is to know.
@@ -379,6 +394,7 @@ impl Assignment {
             return false;
         }
         self.dispatcher.answered(now);
+        self.settle();
         if let Some(announced) = &mut self.announced {
             announced.first_token(now);
         }
@@ -388,11 +404,20 @@ impl Assignment {
         true
     }
 
-    /// The request was not sent there after all: what the replica did not have of its prompt it does not have.
+    /// The request was not sent there after all: what the replica did not have of its prompt it does not have, and no other made room for
+    /// it. Without effect once its first token came.
     pub fn withdrawn(&self, chain: &[u64]) {
-        for block in chain.get(self.known..).unwrap_or_default() {
-            self.dispatcher.index.release(self.decision.slot, *block);
+        if self.expected.load(Ordering::Relaxed) > 0 {
+            for block in chain.get(self.known..).unwrap_or_default() {
+                self.dispatcher.index.release(self.decision.slot, *block);
+            }
+            self.settle();
         }
+    }
+
+    fn settle(&self) {
+        let added = self.expected.swap(0, Ordering::Relaxed);
+        self.dispatcher.index.settle(self.decision.slot, added);
     }
 
     /// The wait for the first token that this share of them stays within, by how predictions have fitted of late; `None` where the
@@ -490,5 +515,12 @@ impl Assignment {
         let Terms { wait, prefill, base, .. } = self.decision.terms;
         let is_taught = self.dispatcher.model.pool.is_taught();
         is_taught.then(|| ExpectedWait { queue: span(wait), prefill: span(prefill + base) })
+    }
+}
+
+impl Drop for Assignment {
+    /// However it ended, most of a prompt that was not withdrawn is there.
+    fn drop(&mut self) {
+        self.settle();
     }
 }

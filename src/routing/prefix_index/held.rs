@@ -14,8 +14,10 @@ use crate::request::chain::{COARSE_BLOCK, FINE_BLOCK};
 pub(super) struct Held {
     /// Weights by hash, least recently used first.
     blocks: LinkedHashMap<u64, u32, BuildSame>,
-    weight: u64,
-    /// Of them, ends.
+    pub(super) weight: u64,
+    /// Of prompts that the replica has yet to show to hold: it stands beside what the capacity allows.
+    pub(super) expected: u64,
+    /// Of all entries, ends.
     pub(super) ends: usize,
     pub(super) capacity: u64,
 }
@@ -32,7 +34,7 @@ pub(super) enum Entry {
 impl Held {
     pub(super) fn new(capacity: u64) -> Self {
         let blocks = LinkedHashMap::with_hasher(BuildSame::default());
-        Self { blocks, weight: 0, ends: 0, capacity: capacity.min(MAX_WEIGHT) }
+        Self { blocks, weight: 0, expected: 0, ends: 0, capacity: capacity.min(MAX_WEIGHT) }
     }
 
     /// The caller evicts by [`Self::evict_surplus`] afterwards.
@@ -66,7 +68,8 @@ impl Held {
 
     /// Takes out the oldest block if there is more than the capacity allows.
     pub(super) fn evict_surplus(&mut self) -> Option<Entry> {
-        if self.weight <= self.capacity { None } else { self.evict() }
+        let beside = self.expected.min(self.capacity.saturating_mul(EXPECTED)).min(MAX_WEIGHT);
+        if self.weight <= self.capacity + beside { None } else { self.evict() }
     }
 
     /// Takes out the oldest block.
@@ -117,5 +120,7 @@ const WEIGHT: u32 = END - 1;
 
 /// Fine blocks in a coarse one.
 pub(in crate::routing) const COARSE_WEIGHT: u32 = (COARSE_BLOCK / FINE_BLOCK) as u32;
-/// Most that an index holds for one replica, in fine blocks.
+/// Times the capacity that prompts on their way may have beside it: from there on they evict, as each of them is taken to be served.
+const EXPECTED: u64 = 4;
+/// Most that an index holds for one replica, in fine blocks, and again of prompts on their way.
 pub(super) const MAX_WEIGHT: u64 = 1 << 20;

@@ -7,7 +7,7 @@
 //! costs a worse guess and nothing else.
 //!
 //! Memory: some 80 bytes a block held by a replica (ADR 0008), for at most [`DEFAULT_CAPACITY`] or what the engine tells for
-//! each replica, up to a million blocks.
+//! each replica, up to a million blocks, and some times that while prompts are on their way to it.
 
 mod beyond;
 mod credit;
@@ -120,27 +120,47 @@ impl PrefixIndex {
         if credit < 1.0 { Tokens((hit.0 as f64 * credit) as u64) } else { hit }
     }
 
-    /// Notes that a replica was sent this prompt and will hold it. To be called when the replica was chosen, so
-    /// that the next request of a burst already finds it.
+    /// Notes that a replica holds this prompt.
     pub fn insert(&self, slot: usize, prompt: &Prompt<'_>) {
-        let Some(held) = self.replicas.get(slot) else { return };
+        let added = self.expect(slot, prompt);
+        self.settle(slot, added);
+    }
+
+    /// Notes that a replica was sent this prompt and will hold it. To be called when the replica was chosen, so
+    /// that the next request of a burst already finds it. What it adds, whose weight is returned, takes the place of nothing else until it is
+    /// settled: an engine evicts nothing for a prompt that it refuses.
+    #[must_use]
+    pub fn expect(&self, slot: usize, prompt: &Prompt<'_>) -> u64 {
+        let Some(held) = self.replicas.get(slot) else { return 0 };
         self.used.fetch_max(slot + 1, Ordering::AcqRel);
         // The replica's lock is held over the table's updates: a bit is set and cleared in the order in which
         // its block came and went.
         let mut held = held.lock();
         let fitting = fitting(prompt.chain.len(), held.blocks.capacity);
+        let before = held.blocks.weight;
         for (at, &hash) in prompt.chain.iter().enumerate().take(fitting).rev() {
             if held.blocks.touch(hash, at >= FINE_BLOCKS) {
                 self.groups.set(slot, hash);
-                self.forget_surplus(slot, &mut held);
             }
         }
+        let added = held.blocks.weight - before;
+        held.blocks.expected += added;
+        self.forget_surplus(slot, &mut held);
         // What is known block by block counts once.
         for (_, hash) in self.ends.of(prompt.chain.get(..fitting).unwrap_or_default()) {
             if held.blocks.remove_end(hash) {
                 self.ends.remove(slot, hash);
             }
         }
+        added
+    }
+
+    /// What [`Self::expect`] added is there, or was taken out again.
+    pub fn settle(&self, slot: usize, added: u64) {
+        let Some(held) = self.replicas.get(slot).filter(|_| added > 0) else { return };
+        let mut held = held.lock();
+        held.blocks.expected = held.blocks.expected.saturating_sub(added);
+        self.forget_surplus(slot, &mut held);
     }
 
     /// Notes that another gateway sent a replica a prompt that ends so, of which it had so many tokens.
@@ -445,6 +465,29 @@ mod tests {
         index.set_capacity(0, 0);
         insert(&index, 0, &chain(&[1]));
         assert_eq!(index.held(0), 0);
+    }
+
+    #[test]
+    fn a_prompt_on_its_way_takes_no_others_place_before_it_is_there() {
+        let index = PrefixIndex::new(1);
+        index.set_capacity(0, 10);
+        let prompts: [_; 12] =
+            std::array::from_fn(|n| chain(&(0..8).map(|at| n as u64 * 100 + at).collect::<Vec<_>>()));
+        let [old, refused, served, ..] = &prompts;
+        let expect = |chain: &[u64]| index.expect(0, &Prompt { chain, ..Prompt::default() });
+        insert(&index, 0, old);
+        let added = [refused, served].map(|prompt| expect(prompt));
+        assert_eq!([old, refused, served].map(|prompt| depths(&index, 1, prompt)[0]), [8, 8, 8]);
+        assert_eq!((added, expect(served)), ([8, 8], 0), "what it has adds nothing");
+        refused.iter().for_each(|block| index.release(0, *block));
+        index.settle(0, added[0]);
+        assert_eq!([old, refused, served].map(|prompt| depths(&index, 1, prompt)[0]), [8, 0, 8]);
+        index.settle(0, added[1]);
+        assert_eq!([old, served].map(|prompt| depths(&index, 1, prompt)[0]), [2, 8]);
+        let added: u64 = prompts.iter().map(|prompt| expect(prompt)).sum();
+        assert!(index.held(0) <= 50, "what is on its way is bounded: {}", index.held(0));
+        index.settle(0, added);
+        assert_eq!(index.held(0), 10);
     }
 
     #[test]
