@@ -146,6 +146,11 @@ impl Config {
         self.routes.iter().filter(move |route| canary(route).is_some_and(|known| known.name == pool.name))
     }
 
+    /// The other pools of the routes that a pool answers for.
+    pub fn beside(&self, pool: &Pool) -> impl Iterator<Item = &Pool> {
+        self.routes_of(pool).flat_map(|route| self.pools_of(route)).filter(|other| other.name != pool.name)
+    }
+
     /// Whether requests of a pool may be refused: one of its routes has a `[route.queue]`.
     pub fn queues(&self, pool: &Pool) -> bool {
         self.routes_of(pool).any(|route| route.queue.is_some())

@@ -4,8 +4,8 @@
 //! is worth beside the others' is [`super::health`].
 
 use std::num::NonZeroU64;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio_util::sync::CancellationToken;
@@ -43,6 +43,8 @@ pub struct PoolState {
     retired: CancellationToken,
     pub(super) config: ArcSwap<Pool>,
     pub(super) replicas: ArcSwap<Vec<Arc<Replica>>>,
+    /// The other pools of its routes.
+    pub(super) beside: ArcSwap<Vec<Weak<PoolState>>>,
     /// What its routes promise of it.
     pub(super) promised: ArcSwap<Promised>,
     /// What its engines call what is promised.
@@ -75,6 +77,7 @@ impl PoolState {
             retired: CancellationToken::new(),
             config: ArcSwap::from_pointee(config.clone()),
             replicas: ArcSwap::default(),
+            beside: ArcSwap::default(),
             promised: ArcSwap::default(),
             engine_names: ArcSwap::default(),
             trouble: ArcSwapOption::empty(),

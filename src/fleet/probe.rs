@@ -6,8 +6,8 @@
 //! busy with, keep probes from being answered too: neither is a reason to leave while anything moves.
 
 use std::future::pending;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -257,11 +257,12 @@ impl Prober {
         match result {
             ProbeResult::Silent(_) => replica.health.vitals.silent(sent),
             ProbeResult::NotSent => {}
+            ProbeResult::TimedOut => replica.health.vitals.listed(),
             _ => replica.health.vitals.spoke(),
         }
         match result {
             ProbeResult::Answered(kind) => {
-                replica.health.vitals.cleared();
+                replica.health.vitals.cleared(now);
                 if *kind != ProbeKind::Health {
                     replica.health.vitals.proved(now);
                 }
@@ -319,12 +320,26 @@ impl Prober {
         }
     }
 
-    /// Whether there are other ready replicas in its pool, and none of them was heard since then.
-    fn is_still_with_all(&self, since: Stamp) -> bool {
-        let replicas = self.pool.replicas();
-        let is_other = |other: &&Arc<Replica>| other.slot() != self.replica.slot() && other.is_ready();
-        let mut others = replicas.iter().filter(is_other).peekable();
-        others.peek().is_some() && others.all(|other| !other.health.vitals.was_heard_since(since))
+    /// Whether there are other ready replicas where its requests could go, and none of them was heard since this probe was sent, or since
+    /// all began to stand still. They are asked then: one that is idle and has no page is heard by its probes alone.
+    fn is_still_with_all(&self, sent: Stamp) -> bool {
+        let since = self.replica.health.vitals.still_since().map_or(sent, |since| since.min(sent));
+        let others = self.others_ready();
+        let is_still =
+            !others.is_empty() && others.iter().all(|other| !other.health.vitals.was_heard_since(since));
+        if is_still {
+            others.iter().for_each(|other| other.health.vitals.suspect(self.clock.now()));
+        }
+        is_still
+    }
+
+    /// The other ready replicas of its pool and of those beside it.
+    fn others_ready(&self) -> Vec<Arc<Replica>> {
+        let beside = self.pool.beside.load();
+        let beside = beside.iter().filter_map(Weak::upgrade).map(|pool| pool.replicas());
+        let all = std::iter::once(self.pool.replicas()).chain(beside);
+        let all = all.flat_map(|replicas| replicas.iter().cloned().collect::<Vec<_>>());
+        all.filter(|other| !Arc::ptr_eq(other, &self.replica) && other.is_ready()).collect()
     }
 
     /// Whether prompts of ours wait there that may well take so long: a long prefill starves the probe behind it.

@@ -120,6 +120,8 @@ impl Fleet {
             let known = |other: &Pool| after.iter().find(|known| known.pool.name == other.name);
             let baselines = config.baselines(pool).filter_map(|other| Some(Arc::clone(&known(other)?.pool)));
             membership.baselines.store(Arc::new(baselines.collect()));
+            let beside = config.beside(pool).filter_map(|other| Some(Arc::downgrade(&known(other)?.pool)));
+            membership.pool.beside.store(Arc::new(beside.collect()));
         }
         self.dropped.lock().extend(gone);
         let pools: Arc<Vec<_>> = Arc::new(after.iter().map(|known| Arc::clone(&known.pool)).collect());

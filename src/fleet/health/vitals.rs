@@ -24,9 +24,10 @@ pub struct Vitals {
     refused: InARow,
     frozen_at: AtomicStamp,
     is_page_silent: AtomicBool,
-    last_page: AtomicStamp,
+    /// Its metrics page or the answer to a probe came.
+    last_reply: AtomicStamp,
     silent: InARow,
-    /// Since when it has stood still together with its pool's others.
+    /// Since when it has stood still together with all others of its routes.
     still_together: AtomicStamp,
     is_excused: AtomicBool,
     suspected_at: AtomicStamp,
@@ -125,7 +126,7 @@ impl Vitals {
     /// Its metrics page came, or did not come in time; whether it fell silent now.
     pub fn page(&self, is_silent: bool, now: Stamp) -> bool {
         if !is_silent {
-            self.last_page.store(now);
+            self.last_reply.store(now);
         }
         !self.is_page_silent.swap(is_silent, Ordering::Relaxed) && is_silent
     }
@@ -135,14 +136,19 @@ impl Vitals {
         self.silent.note(sent);
     }
 
-    /// A probe got an answer or a refusal: lists that stay away are counted anew.
-    pub fn spoke(&self) {
+    /// Its list of models came: those that stay away are counted anew.
+    pub fn listed(&self) {
         self.silent.clear();
+    }
+
+    /// A probe got an answer or a refusal.
+    pub fn spoke(&self) {
+        self.listed();
         self.still_together.clear();
         self.is_excused.store(false, Ordering::Relaxed);
     }
 
-    /// A probe got no answer; `together`: from no other ready replica of its pool comes anything either. Then it is the network or a host
+    /// A probe got no answer; `together`: from no other ready replica of its routes comes anything either. Then it is the network or a host
     /// that stands still, requests have nowhere better to go, and for [`SPELL`] it is not left.
     pub fn stands_still(&self, together: bool, now: Stamp) {
         if !together {
@@ -155,9 +161,14 @@ impl Vitals {
         self.is_excused.store(is_excused, Ordering::Relaxed);
     }
 
+    /// Since when it has stood still together with all others.
+    pub fn still_since(&self) -> Option<Stamp> {
+        self.still_together.get()
+    }
+
     /// Whether anything came from it since then.
     pub fn was_heard_since(&self, at: Stamp) -> bool {
-        self.last_computed().max(self.last_page.load()) > at
+        self.last_computed().max(self.last_reply.load()) > at
     }
 
     fn is_excused(&self) -> bool {
@@ -195,7 +206,8 @@ impl Vitals {
     }
 
     /// A probe succeeded: clears earlier evidence.
-    pub fn cleared(&self) {
+    pub fn cleared(&self, now: Stamp) {
+        self.last_reply.store(now);
         self.connected();
         self.frozen_at.clear();
         self.is_reported_down.store(false, Ordering::Relaxed);
@@ -212,7 +224,7 @@ impl Vitals {
     }
 
     /// When the last probe that got no answer was sent, unless a probe succeeded, a stream progressed or the engine's counters
-    /// moved since, or all of its pool stand still.
+    /// moved since, or all of its routes stand still.
     pub fn frozen_since(&self) -> Option<Stamp> {
         self.frozen_at.get().filter(|sent| self.last_sign() <= *sent && !self.is_excused())
     }
