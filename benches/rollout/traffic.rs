@@ -132,14 +132,12 @@ pub fn run_late(
             judge.observe(now, Measure::Brevity, class, seen(1.0 / tokens, false));
             let is_slow = matches!(revision, Revision::SlowTokens | Revision::SlowTokensAmongStalls);
             let step = 0.02 * factor.sqrt() * if is_bad && is_slow { 1.4 } else { 1.0 };
-            let has_stalls = revision == Revision::SlowTokensAmongStalls;
+            let stall = if revision == Revision::SlowTokensAmongStalls { 0.1 } else { 0.0 };
             if !is_unary {
-                for _ in 0..2 {
-                    let gap = (0.25 * normal(&mut random)).exp();
-                    let stalled = if has_stalls && random.f64() < 0.02 { 0.1 } else { 0.0 };
-                    judge.observe(now, Measure::Itl, class, seen(step * gap + stalled, false));
+                let [gaps @ .., mean] = pace(step, stall, &mut random);
+                for gap in gaps {
+                    judge.observe(now, Measure::Itl, class, seen(gap, false));
                 }
-                let mean = step * (0.1 * normal(&mut random)).exp() + if has_stalls { 0.002 } else { 0.0 };
                 judge.observe(now, Measure::Tpot, class, seen(mean, false));
             }
         }
@@ -157,6 +155,16 @@ pub fn run_late(
         }
     }
     Ending { stopped: None, is_false: false }
+}
+
+/// Two gaps, of which one in fifty has a stall, and the time per token of a stream.
+fn pace(step: f64, stall: f64, random: &mut fastrand::Rng) -> [f64; 3] {
+    let mut gap = || {
+        let noise = (0.25 * normal(random)).exp();
+        step * noise + if random.f64() < 0.02 { stall } else { 0.0 }
+    };
+    let gaps = [gap(), gap()];
+    [gaps[0], gaps[1], step * (0.1 * normal(random)).exp() + 0.02 * stall]
 }
 
 fn ttft(class: Class, revision: Revision, is_new: bool, random: &mut fastrand::Rng) -> f64 {
