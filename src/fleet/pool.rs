@@ -4,7 +4,7 @@
 //! is worth beside the others' is [`super::health`].
 
 use std::num::NonZeroU64;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -16,13 +16,14 @@ use super::life::{Event, ReplicaState};
 use super::objectives::Objectives;
 use super::outside::{AtLimit, OutsideCharge, OutsideDemand, OutsideUse};
 use super::poison::PoisonRequests;
-use super::promise::{EngineNames, List, Promised, Proofs, shorter};
+use super::promise::{EngineNames, List, Promised, Proofs, longest, shorter};
 use super::replica::Replica;
 use crate::admission::PoolQueue;
 use crate::clock::{Clock, Stamp, ticks};
 use crate::config::Pool;
 use crate::request::ratio::TokenRatio;
 use crate::routing::{Dispatcher, EngineLimits, REFRESH_EVERY};
+use crate::units::Tokens;
 use crate::upstream::budget::{AttemptBudget, RETRY_BURST};
 
 /// One pool in operation.
@@ -43,6 +44,8 @@ pub struct PoolState {
     retired: CancellationToken,
     pub(super) config: ArcSwap<Pool>,
     pub(super) replicas: ArcSwap<Vec<Arc<Replica>>>,
+    /// Tokens of the longest prompt that any of its engines lists; the largest number where one does not tell.
+    longest: AtomicU64,
     /// The other pools of its routes.
     pub(super) beside: ArcSwap<Vec<Weak<PoolState>>>,
     /// What its routes promise of it.
@@ -77,6 +80,7 @@ impl PoolState {
             retired: CancellationToken::new(),
             config: ArcSwap::from_pointee(config.clone()),
             replicas: ArcSwap::default(),
+            longest: AtomicU64::new(u64::MAX),
             beside: ArcSwap::default(),
             promised: ArcSwap::default(),
             engine_names: ArcSwap::default(),
@@ -253,6 +257,13 @@ impl PoolState {
         if names != **former {
             self.engine_names.store(Arc::new(names));
         }
+        let longest = longest(&lists(replicas.iter())).map_or(u64::MAX, |tokens| tokens.0);
+        self.longest.store(longest, Ordering::Relaxed);
+    }
+
+    /// Whether each of its engines refuses so long a prompt: by twice what any takes, as the length is estimated.
+    pub fn refuses_length(&self, prompt: Tokens) -> bool {
+        prompt.0 > self.longest.load(Ordering::Relaxed).saturating_mul(2)
     }
 
     /// What this replica has to prove beside its pool's others.

@@ -256,6 +256,13 @@ pub(super) fn shorter(list: &List, others: &[List]) -> Vec<Arc<str>> {
     short.map(|(id, len)| format!("{id} beyond {} tokens", len.0).into()).collect()
 }
 
+/// Tokens of the longest prompt with its answer that any of the base models takes; `None` where one does not tell.
+pub(super) fn longest(lists: &[List]) -> Option<Tokens> {
+    let mut bases = lists.iter().flat_map(|list| list.iter()).filter(|model| model.is_base);
+    let longest = bases.try_fold(Tokens(0), |longest, model| Some(longest.max(model.max_len?)));
+    longest.filter(|longest| longest.0 > 0)
+}
+
 /// What a replica with this list calls a promised model: that name itself, else its only base model.
 fn name_in<'l>(list: &'l [EngineModel], promise: &str) -> Option<&'l Arc<str>> {
     if let Some(same) = list.iter().find(|model| *model.id == *promise) {

@@ -145,7 +145,9 @@ impl Asking<'_> {
             tried: self.tried,
             is_quote,
         };
-        let whole = if request.computes == Computes::Nothing { whole.past_engine() } else { whole };
+        // What its engine will refuse is no work for it: others would wait for nothing.
+        let is_no_work = request.computes == Computes::Nothing || pool.refuses_length(request.tokens);
+        let whole = if is_no_work { whole.past_engine() } else { whole };
         let ask = match self.task {
             Task::Whole => whole,
             Task::Prefill => whole.for_prefill(),

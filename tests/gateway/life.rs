@@ -245,6 +245,28 @@ fn listing(model: &str) -> String {
 }
 
 #[tokio::test]
+async fn a_prompt_that_is_longer_than_any_engine_takes_is_no_work_for_one() {
+    let ([replica, _], mut config) = config::fresh().await;
+    config.pools[0].replicas.truncate(1);
+    replica.lists(
+        &listing("tiny").replace("\"object\":\"model\"", "\"object\":\"model\",\"max_model_len\":1000"),
+    );
+    let gateway = Gateway::start(config).await;
+    for (before, (words, is_work)) in [(500, true), (5000, false)].into_iter().enumerate() {
+        let gate = replica.held(wire::json(200, "{}"));
+        let body =
+            format!(r#"{{"messages":[{{"role":"user","content":"{}"}}]}}"#, "many words ".repeat(words));
+        let mut client = gateway.sent(PATH, &body).await;
+        replica.got(before + 1).await;
+        let tokens = gateway.replicas()[0].inflight_prompt_tokens;
+        assert_eq!(tokens > 500, is_work, "{words} words: {tokens} tokens");
+        gate.cancel();
+        client.reply().await;
+        gateway.idle().await;
+    }
+}
+
+#[tokio::test]
 async fn a_replica_that_comes_back_with_another_model_gets_nothing_and_changes_nobody_s_requests() {
     // The route's name is the engines' own, or stands for the only model that they list.
     for usual in ["tiny", "org/tiny-3.0"] {
