@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::admission::large_and_small;
-use crate::support::replica::Replica;
+use crate::support::replica::{Probes, Replica, Step};
 use crate::support::{Gateway, PATH, config, observer, soon, until, wire};
 use tokenway::app::App;
 use tokenway::app::foundation::Foundation;
@@ -81,10 +81,36 @@ async fn a_standby_pool_takes_over_when_no_other_is_left_and_nothing_before() {
 }
 
 #[tokio::test]
+async fn a_pool_that_stands_still_is_left_where_its_standby_pool_is_well() {
+    let [one, two, cloud] = Replica::several().await;
+    let mut config = config::of(&[&one, &two]);
+    config.pools.push(tokenway::config::Pool { standby: true, ..config::pool("cloud", &[&cloud]) });
+    config.routes[0].pools.push(WeightedPool { pool: 1, weight: 0 });
+    let gateway = Gateway::start(config).await;
+    let local = [one, two];
+    local.iter().for_each(|replica| _ = replica.always(wire::chat_stream(&["a"])));
+    for _ in 0..20 {
+        assert_eq!(answered_by(&gateway).await, "default");
+    }
+    for replica in &local {
+        replica.probes(Probes::Unanswered);
+        // What has it probed.
+        replica.next(wire::begun_then("x", [Step::Reset]));
+    }
+    let before = local.each_ref().map(Replica::count);
+    while std::iter::zip(&local, before).any(|(replica, before)| replica.count() == before) {
+        gateway.post(PATH, BODY).await;
+    }
+    until("both are left", || local.iter().all(|replica| gateway.state_of(replica) != ReplicaState::Ready))
+        .await;
+    assert_eq!(answered_by(&gateway).await, "cloud");
+}
+
+#[tokio::test]
 async fn what_a_queue_refuses_goes_to_the_standby_pool() {
     let queue = QueueLimits { max_requests: 0, ..QueueLimits::default() };
     let (gateway, local, cloud) = with_standby(Some(queue)).await;
-    let slow = [vec![crate::support::replica::Step::Tick; 30], wire::chat_stream(&["x"])].concat();
+    let slow = [vec![Step::Tick; 30], wire::chat_stream(&["x"])].concat();
     local.always(slow);
     for _ in 0..9 {
         answered_by(&gateway).await;
@@ -114,7 +140,7 @@ async fn what_a_queue_refuses_goes_to_the_route_that_it_degrades_to() {
     bounded(&mut config, QueueLimits { max_requests: 0, ..QueueLimits::default() });
     let gateway = Gateway::start(config).await;
     // Twice the bound in truth: what is predicted below one and a half times it is refused.
-    let slow = [vec![crate::support::replica::Step::Tick; 20], wire::chat_stream(&["x"])].concat();
+    let slow = [vec![Step::Tick; 20], wire::chat_stream(&["x"])].concat();
     large.always(slow);
     let mut handed = 0;
     for _ in 0..9 {
@@ -222,7 +248,7 @@ async fn a_promoted_canary_that_is_down_leaves_the_gateway_ready_while_its_basel
     assert_eq!(answered_by(&gateway).await, "default");
     assert_eq!(gateway.call("GET", "/health").await.status(), 200);
     baseline.stop_listening().await;
-    baseline.always(vec![crate::support::replica::Step::Close]);
+    baseline.always(vec![Step::Close]);
     assert_ne!(gateway.post(PATH, BODY).await.status(), 200);
     until("both are left", || gateway.state_of(&baseline) == ReplicaState::Unreachable).await;
     assert_eq!(gateway.call("GET", "/health").await.status(), 503);
@@ -239,7 +265,7 @@ async fn what_the_queue_of_a_canary_refuses_is_answered_by_its_baseline() {
     config.pools[1].revision = "r2".into();
     bounded(&mut config, QueueLimits { max_requests: 0, ..QueueLimits::default() });
     let gateway = with_share(config, 5_000).await;
-    canary.always([vec![crate::support::replica::Step::Tick; 30], wire::chat_stream(&["x"])].concat());
+    canary.always([vec![Step::Tick; 30], wire::chat_stream(&["x"])].concat());
     let mut by_baseline = 0;
     for n in 0..20 {
         // Conversations stay with a side.
