@@ -342,10 +342,10 @@ impl Prober {
         all.filter(|other| !Arc::ptr_eq(other, &self.replica) && other.is_ready()).collect()
     }
 
-    /// Whether prompts of ours wait there that may well take so long: a long prefill starves the probe behind it.
+    /// Whether prompts of ours wait there that may well take so long.
     fn is_computing(&self, now: Stamp) -> bool {
         let load = self.replica.target.load.view();
-        load.awaiting > 0 && now.since(load.head_since) < LONG_PREFILL
+        load.awaiting > 0 && self.replica.health.vitals.may_compute(load.head_since, now)
     }
 
     async fn probe(&self, config: &Pool) -> ProbeResult {
@@ -621,7 +621,5 @@ const FIRST_RETRY: Duration = Duration::from_millis(250);
 const MISSES_TO_EJECT: u32 = 2;
 /// In a row, of one that has not answered yet: some four seconds of refused connects.
 const MISSES_TO_WARN: u32 = 3;
-/// Without evidence, no prompt is computed for longer: half of the default of `timeouts.first_token`.
-const LONG_PREFILL: Duration = Duration::from_secs(30);
 /// A first answer is waited for so long while its engine moves.
 const LONGEST_PROOF: Duration = Duration::from_secs(600);

@@ -22,7 +22,7 @@ pub struct Vitals {
     /// A probe was computed.
     proved: AtomicStamp,
     refused: InARow,
-    frozen_at: AtomicStamp,
+    frozen: InARow,
     is_page_silent: AtomicBool,
     /// Its metrics page or the answer to a probe came.
     last_reply: AtomicStamp,
@@ -53,6 +53,10 @@ impl InARow {
     fn clear(&self) {
         self.first.clear();
         self.last.clear();
+    }
+
+    fn latest(&self) -> Option<Stamp> {
+        self.last.get().or(self.first.get())
     }
 
     /// The first and the last, once there were two.
@@ -118,9 +122,12 @@ impl Vitals {
         self.refused.note(now);
     }
 
-    /// A completion that was sent at `sent` got no answer in time.
+    /// A completion that was sent at `sent` got no answer in time. What moved since the first that got none begins the row anew.
     pub fn frozen(&self, sent: Stamp) {
-        self.frozen_at.store(sent);
+        if self.frozen.first.get().is_some_and(|first| self.last_computed() > first) {
+            self.frozen.clear();
+        }
+        self.frozen.note(sent);
     }
 
     /// Its metrics page came, or did not come in time; whether it fell silent now.
@@ -209,7 +216,7 @@ impl Vitals {
     pub fn cleared(&self, now: Stamp) {
         self.last_reply.store(now);
         self.connected();
-        self.frozen_at.clear();
+        self.frozen.clear();
         self.is_reported_down.store(false, Ordering::Relaxed);
     }
 
@@ -226,7 +233,14 @@ impl Vitals {
     /// When the last probe that got no answer was sent, unless a probe succeeded, a stream progressed or the engine's counters
     /// moved since, or all of its routes stand still.
     pub fn frozen_since(&self) -> Option<Stamp> {
-        self.frozen_at.get().filter(|sent| self.last_sign() <= *sent && !self.is_excused())
+        self.frozen.latest().filter(|sent| self.last_sign() <= *sent && !self.is_excused())
+    }
+
+    /// Whether a prompt that the engine has had since then may well take so long: a long prefill starves the probe behind it. Where
+    /// requests leave and others come none is old: probes show for how long nothing has been computed.
+    pub fn may_compute(&self, since: Stamp, now: Stamp) -> bool {
+        let unanswered = self.frozen.first.get().filter(|first| self.last_computed() <= *first);
+        [Some(since), unanswered].into_iter().flatten().all(|from| now.since(from) < LONG_PREFILL)
     }
 }
 
@@ -236,6 +250,8 @@ pub(crate) const BUSY_FOR: Duration = Duration::from_secs(5);
 pub(crate) const REFUSED_TWICE: Duration = Duration::from_millis(500);
 /// How long replicas that all stand still are waited for: as long as pauses of hosts, switches and shared disks last.
 const SPELL: Duration = Duration::from_secs(30);
+/// Without evidence, no prompt is computed for longer: half of the default of `timeouts.first_token`.
+const LONG_PREFILL: Duration = Duration::from_secs(30);
 /// Every check of every silent stream asks for a probe; one serves them all.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -298,6 +314,22 @@ mod tests {
         assert_eq!(look(65, true), (true, true), "it is no pause");
         vitals.spoke();
         assert_eq!(look(70, true), (false, false));
+    }
+
+    #[test]
+    fn clients_that_leave_and_come_again_do_not_hide_a_core_that_computes_nothing() {
+        let vitals = Vitals::default();
+        // Probes of a replica whose oldest request is 5 s old each time.
+        let probe = |seconds: u64| {
+            vitals.frozen(at(1000 * seconds));
+            vitals.may_compute(at(1000 * seconds), at(1000 * (seconds + 5)))
+        };
+        assert_eq!([10, 20, 30, 34, 35, 45].map(probe), [true, true, true, true, false, false]);
+        vitals.progressed(at(46_000));
+        assert_eq!([50, 60, 74, 75].map(probe), [true, true, true, false], "a token came");
+        vitals.cleared(at(79_000));
+        assert!(probe(80), "and now a probe was answered");
+        assert!(!vitals.may_compute(at(51_000), at(81_000)), "no prompt takes so long");
     }
 
     #[test]
