@@ -626,9 +626,16 @@ impl Record {
         expected.is_some_and(|expected| expected.queue * 9 > expected.prefill)
     }
 
-    /// Whether its replica computed prompts until its first token that another pool has cached.
+    /// Whether its replica computed prompts until its first token that another pool has cached, and it waited no longer than that can
+    /// take: a prompt that never gets a token fills nothing.
     pub fn is_filling(&self) -> bool {
-        self.decision.as_ref().is_some_and(|decision| decision.is_filling)
+        let Some(decision) = self.decision.as_ref().filter(|decision| decision.is_filling) else {
+            return false;
+        };
+        // Of a whole answer it is not known when its prompt was computed.
+        let is_whole = self.at.first_token.is_none() && self.outcome == Outcome::Ok;
+        let until = self.at.first_token.unwrap_or(self.at.end);
+        is_whole || self.at.routed.is_some_and(|from| until.since(from) <= decision.longest_fill)
     }
 
     /// Whether its client is owed an answer with content.

@@ -53,19 +53,23 @@ pub struct Pick {
 
 /// A prompt that a replica computes though another pool of its route has it cached.
 #[derive(Debug)]
-pub struct CacheFill(Arc<Replica>);
+pub struct CacheFill {
+    replica: Arc<Replica>,
+    /// If it takes longer, that is not for its cache.
+    until: Stamp,
+}
 
 impl CacheFill {
     /// At this replica.
-    pub fn begin(replica: &Arc<Replica>) -> Self {
-        replica.health.warmth.fill_begins();
-        Self(Arc::clone(replica))
+    pub fn begin(replica: &Arc<Replica>, until: Stamp) -> Self {
+        replica.health.warmth.fill_begins(until);
+        Self { replica: Arc::clone(replica), until }
     }
 }
 
 impl Drop for CacheFill {
     fn drop(&mut self) {
-        self.0.health.warmth.fill_ends(self.0.now());
+        self.replica.health.warmth.fill_ends(self.replica.now().min(self.until));
     }
 }
 

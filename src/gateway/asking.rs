@@ -197,9 +197,11 @@ impl Asking<'_> {
         let outside = pool.reserve_outside(request.outside_demand(), now).ok()?;
         let predicted_from = judged.query.aim.waited;
         let others = request.route.pools.iter().filter(|other| !Arc::ptr_eq(other, pool));
+        let others = others.map(|other| &*other.dispatcher);
         // Asked only where revisions are compared.
-        let misses_cache = request.route.config.canary.is_some()
-            && judged.misses_cache_of(others.map(|other| &*other.dispatcher));
+        let is_compared = request.route.config.canary.is_some();
+        let longest_fill = if is_compared { judged.longest_fill(others.clone()) } else { Duration::ZERO };
+        let misses_cache = is_compared && judged.misses_cache_of(others);
         let mut assignment = judged.assign()?;
         let replica = Arc::clone(replicas.iter().find(|r| r.slot() == assignment.decision.slot)?);
         let has_adapter = |model: &Arc<str>| scene.has_preferred && lacked_elsewhere(replicas, model);
@@ -208,7 +210,7 @@ impl Asking<'_> {
             assignment.decision.reason = Reason::Adapter;
         }
         replica.chosen(now);
-        let fill = misses_cache.then(|| CacheFill::begin(&replica));
+        let fill = misses_cache.then(|| CacheFill::begin(&replica, now.after(longest_fill)));
         let warmth = &replica.health.warmth;
         let (is_cold, is_filling) = (warmth.is_cold(now), warmth.has_filled_since(now));
         let summary = assignment.decision.summary(predicted_from);
@@ -220,6 +222,7 @@ impl Asking<'_> {
                 weighed,
                 is_cold,
                 is_filling,
+                longest_fill,
                 waited: now.since(request.read),
                 ..summary
             },

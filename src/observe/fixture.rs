@@ -94,6 +94,7 @@ pub(crate) fn stream() -> Record {
             candidates: 2,
             is_cold: false,
             is_filling: false,
+            longest_fill: Duration::ZERO,
             weighed: Box::default(),
         }),
         tokens: TokenCounts { input: Some(Tokens(100)), cached: Some(Tokens(64)), output: Some(Tokens(21)) },

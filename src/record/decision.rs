@@ -29,6 +29,8 @@ pub struct DecisionSummary {
     /// The chosen replica computes prompts that another pool of the route has cached, this one or one before it: what that takes is no
     /// property of its revision.
     pub is_filling: bool,
+    /// A wait for a first token that is longer is not for that; see [`super::Record::is_filling`].
+    pub longest_fill: Duration,
     /// The best candidates and the chosen one, cheapest first; empty where the policy does not predict, and for most requests
     /// under high load.
     pub weighed: Box<[Weighed]>,

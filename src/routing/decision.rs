@@ -88,6 +88,7 @@ impl Decision {
             candidates: self.candidates,
             is_cold: false,
             is_filling: false,
+            longest_fill: Duration::ZERO,
             weighed: Box::default(),
         }
     }

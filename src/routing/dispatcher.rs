@@ -280,6 +280,18 @@ impl<'a> Judged<'a> {
         lacking > LEAST_FILL.max(prompt.tokens.0 / 10)
     }
 
+    /// How long the first token may take where prompts are computed that one of these pools has cached: what is ahead, and three times its
+    /// own prompt, as the fastest pool does it. What hangs teaches its own pool that prompts take so long.
+    pub fn longest_fill<'d>(&self, others: impl Iterator<Item = &'d Dispatcher>) -> Duration {
+        let Verdict::Place(decision) = &self.verdict else { return Duration::ZERO };
+        let alone = Terms { ahead: Tokens(0), ..decision.terms };
+        let takes = |dispatcher: &Dispatcher| {
+            let usual = |terms| dispatcher.model.usual_wait(terms, false);
+            usual(&decision.terms) + LEAST_SLACK.max(2.0 * usual(&alone))
+        };
+        span(others.map(takes).fold(takes(self.dispatcher), f64::min))
+    }
+
     /// Acts on the decision: reserves the load and notes the prompt. `None` where the verdict is to hold the request.
     pub fn assign(&self) -> Option<Assignment> {
         let Verdict::Place(decision) = self.verdict else { return None };
@@ -336,6 +348,8 @@ impl<'a> Judged<'a> {
 
 /// Tokens, and a tenth of the prompt: what is lacking less is hardly slower.
 const LEAST_FILL: u64 = 128;
+/// Seconds: gateways, networks and engines pause for longer than a short prompt takes.
+const LEAST_SLACK: f64 = 1.0;
 
 /// A request's place at a replica: holds its load until it is dropped, and takes in what came of it.
 #[derive(Debug)]

@@ -16,6 +16,7 @@ use tokenway::fleet::status::ReplicaState;
 use tokenway::observe::metrics::StreamKey;
 use tokenway::observe::{Judgement, Tap};
 use tokenway::record::{Gaps, Record};
+use tokenway::routing::CanaryShare;
 use tokio::runtime::Handle;
 
 const BODY: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
@@ -183,16 +184,40 @@ impl Tap for Fills {
     }
 }
 
-#[tokio::test]
-async fn what_a_canary_computes_because_its_cache_is_new_is_known_for_that() {
-    let [baseline, canary] = Replica::several().await;
+/// A route with a canary, what sets its share, and what is seen.
+async fn watched(config: Config) -> (Gateway, Arc<CanaryShare>, Arc<Fills>) {
     let (clock, seen) = (Clock::start(), Arc::<Fills>::default());
-    let config = config::with_canary(&baseline, &canary, "");
     let observer = observer(&config, clock, Some(Arc::clone(&seen) as _));
     let foundation = Foundation::lay(Arc::new(config), clock, Handle::current()).unwrap();
     let share = foundation.carried_over.canaries.of(&"*".into(), &"new".into());
     let gateway = Gateway { app: Arc::new(App::on(foundation, observer)) };
     gateway.ready().await;
+    (gateway, share, seen)
+}
+
+fn long_prompt(text: &str) -> String {
+    let text = text.repeat(400);
+    format!(r#"{{"model":"tiny","stream":true,"messages":[{{"role":"user","content":"{text}"}}]}}"#)
+}
+
+#[tokio::test]
+async fn a_canary_that_never_computes_what_the_baseline_has_cached_fills_nothing() {
+    let [baseline, canary] = Replica::several().await;
+    let mut config = config::with_canary(&baseline, &canary, "");
+    config.routes[0].timeouts.first_token = Duration::from_secs(3);
+    let (gateway, share, seen) = watched(config).await;
+    assert_eq!(gateway.post(PATH, &long_prompt("lorem ")).await.status(), 200);
+    canary.always(vec![Step::Hang]);
+    share.set(10_000);
+    assert_eq!(gateway.post(PATH, &long_prompt("lorem ")).await.status(), 504);
+    gateway.idle().await;
+    assert_eq!(*seen.0.lock(), [("default".to_owned(), false), ("new".to_owned(), false)]);
+}
+
+#[tokio::test]
+async fn what_a_canary_computes_because_its_cache_is_new_is_known_for_that() {
+    let [baseline, canary] = Replica::several().await;
+    let (gateway, share, seen) = watched(config::with_canary(&baseline, &canary, "")).await;
     let counted = r#"data: {"id":"c1","choices":[],"usage":{"prompt_tokens":900,"completion_tokens":2}}"#;
     let texts = [
         wire::content("a"),
@@ -204,13 +229,9 @@ async fn what_a_canary_computes_because_its_cache_is_new_is_known_for_that() {
     for replica in [&baseline, &canary] {
         replica.always(wire::stream(texts.clone()));
     }
-    let prompt = |text: &str| {
-        let text = text.repeat(400);
-        format!(r#"{{"model":"tiny","stream":true,"messages":[{{"role":"user","content":"{text}"}}]}}"#)
-    };
     for (part, text) in [(0, "lorem "), (10_000, "ipsum "), (10_000, "lorem "), (10_000, "lorem ")] {
         share.set(part);
-        assert_eq!(gateway.post(PATH, &prompt(text)).await.status(), 200);
+        assert_eq!(gateway.post(PATH, &long_prompt(text)).await.status(), 200);
         gateway.idle().await;
     }
     let expected = [("default", false), ("new", false), ("new", true), ("new", false)];

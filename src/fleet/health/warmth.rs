@@ -20,6 +20,8 @@ pub(crate) struct Warmth {
     fresh_until: AtomicStamp,
     /// Prompts that it computes though another pool has them cached.
     fills: AtomicU32,
+    /// Until then one of them may take so long.
+    filling_until: AtomicStamp,
     /// When the last one of them was computed.
     filled: AtomicStamp,
 }
@@ -117,20 +119,22 @@ impl Warmth {
         self.is_in_slow_start() || now < self.fresh_until.load()
     }
 
-    /// A prompt is sent there that another pool has cached.
-    pub(crate) fn fill_begins(&self) {
+    /// A prompt is sent there that another pool has cached. What takes longer than `until` is no doing of a cache.
+    pub(crate) fn fill_begins(&self, until: Stamp) {
+        self.filling_until.raise(until);
         self.fills.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// It is computed, or given up.
-    pub(crate) fn fill_ends(&self, now: Stamp) {
-        self.filled.raise(now);
+    /// It is computed, or given up; `at` is no later than its `until`.
+    pub(crate) fn fill_ends(&self, at: Stamp) {
+        self.filled.raise(at);
         self.fills.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Whether such prompts were computed there at any time from then on.
     pub(crate) fn has_filled_since(&self, from: Stamp) -> bool {
-        self.fills.load(Ordering::Relaxed) > 0 || self.filled.get().is_some_and(|last| last >= from)
+        let is_filling = self.fills.load(Ordering::Relaxed) > 0 && self.filling_until.load() >= from;
+        is_filling || self.filled.get().is_some_and(|last| last >= from)
     }
 
     /// Asks its slow start, or changes it; `None` where it is in none.
@@ -167,6 +171,19 @@ mod tests {
         assert!(comes_after(10) && !comes_after(11));
         late.not_yet(at(60));
         assert!(comes_after(30) && !comes_after(31), "those that loaded together share evenly");
+    }
+
+    #[test]
+    fn a_prompt_that_is_never_computed_fills_no_cache_for_ever() {
+        let warmth = Warmth::new(at(1));
+        warmth.fill_begins(at(13));
+        assert!(warmth.has_filled_since(at(10)) && warmth.has_filled_since(at(13)));
+        assert!(!warmth.has_filled_since(at(14)), "it hangs");
+        warmth.fill_begins(at(33));
+        warmth.fill_ends(at(31));
+        assert!(warmth.has_filled_since(at(31)), "one is computed");
+        warmth.fill_ends(at(13));
+        assert!(warmth.has_filled_since(at(31)) && !warmth.has_filled_since(at(32)), "the other is given up");
     }
 
     #[test]

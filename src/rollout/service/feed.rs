@@ -360,6 +360,28 @@ mod tests {
     }
 
     #[test]
+    fn only_a_wait_as_long_as_empty_caches_make_it_counts_for_no_side() {
+        let mut record = fixture::stream();
+        let (feed, mut seen) = feed(&record, None);
+        let is_late = |ended: &Ended| (ended.censored.is_some(), ended.is_slo_missed.is_some());
+        record.decision.as_mut().unwrap().is_filling = true;
+        record.slo.ttft = Some(Duration::from_millis(100));
+        // From the decision to the first token 198 ms pass, and 1288 to the end.
+        for (longest, answered, lost) in [
+            (150, (false, true), (true, true)),
+            (200, (false, false), (true, true)),
+            (1300, (false, false), (false, false)),
+        ] {
+            let decision = record.decision.as_mut().unwrap();
+            decision.longest_fill = Duration::from_millis(longest);
+            assert_eq!(is_late(&ended(&feed, &mut seen, &record).unwrap()), answered, "{longest} ms");
+            let mut left = record.clone();
+            (left.outcome, left.at.first_token, left.at.last_token) = (Outcome::Failed, None, None);
+            assert_eq!(is_late(&ended(&feed, &mut seen, &left).unwrap()), lost, "{longest} ms");
+        }
+    }
+
+    #[test]
     fn an_answer_of_a_cold_replica_is_known_for_one() {
         let mut record = fixture::stream();
         let (feed, mut seen) = feed(&record, None);
