@@ -41,8 +41,12 @@ pub(crate) fn stages(record: &Record) -> StageTimes {
     if record.legs().next().is_none() && record.outrun().is_none() {
         return by_leg(record);
     }
+    sums(by_leg(record))
+}
+
+fn sums(legs: StageTimes) -> StageTimes {
     let mut stages = StageTimes::new();
-    for time in by_leg(record) {
+    for time in legs {
         match stages.iter_mut().find(|before| before.stage == time.stage) {
             Some(before) => before.duration += time.duration,
             None => stages.push(time),
@@ -53,6 +57,11 @@ pub(crate) fn stages(record: &Record) -> StageTimes {
 
 /// The same without a hole from head to end, as they followed each other: several legs meet some stages twice.
 pub(crate) fn by_leg(record: &Record) -> StageTimes {
+    legs(record, record.outrun())
+}
+
+/// The same; the wait before a hedge is a leg of the silent attempt where that is given, and else part of the way to the hedge.
+fn legs(record: &Record, outrun: Option<(&Attempt, &Attempt)>) -> StageTimes {
     let at = &record.at;
     let mut cursor = StageCursor { at: at.head, end: at.end, times: StageTimes::new() };
     let before_the_engine = [(Stage::Read, at.read), (Stage::Admit, at.admitted), (Stage::Route, at.routed)];
@@ -66,7 +75,7 @@ pub(crate) fn by_leg(record: &Record) -> StageTimes {
     for (stage, leg) in record.legs() {
         cursor.leg(stage, leg, leg.end);
     }
-    if let Some((silent, hedge)) = record.outrun().filter(|(silent, _)| silent.connected.is_some()) {
+    if let Some((silent, hedge)) = outrun.filter(|(silent, _)| silent.connected.is_some()) {
         cursor.leg(Stage::Prefill, silent, hedge.start);
     }
     let time = cursor.until(at.connected.unwrap_or(at.end));
@@ -93,12 +102,16 @@ pub(crate) fn at_the_engine(record: &Record) -> StageTimes {
 }
 
 /// The times that budgets, metrics and the bill count: in the engine's prefill and decode, and all of a whole answer's time there where
-/// the engine reports neither. A request that is free has none.
-pub(crate) fn charged<'a>(record: &Record, stages: &'a [StageTime]) -> impl Iterator<Item = &'a StageTime> {
+/// the engine reports neither. A request that is free has none, and no wait at a replica that a hedge outran is charged.
+pub(crate) fn charged(record: &Record, stages: &[StageTime]) -> impl Iterator<Item = StageTime> {
+    let stages = match record.outrun() {
+        None => StageTimes::from_slice(stages),
+        Some(_) => sums(legs(record, None)),
+    };
     let is_of = |stage| stages.iter().any(|time| time.stage == stage);
     let is_whole = !is_streamed(record) && !record.dialect.is_tunnel() && !is_of(Stage::Decode);
     let is_free = record.is_free();
-    stages.iter().filter(move |time| match time.stage {
+    stages.into_iter().filter(move |time| match time.stage {
         Stage::Prefill | Stage::Decode => !is_free,
         Stage::EngineOther => !is_free && is_whole,
         _ => false,
@@ -489,5 +502,19 @@ mod tests {
         // The first one had no connection by then.
         record.attempts[0].connected = None;
         assert_eq!(of(&record, "connect"), 103);
+    }
+
+    #[test]
+    fn a_wait_that_a_hedge_ended_is_not_charged() {
+        let mut record = fixture::hedged();
+        let of = |record: &Record| {
+            let stages = stages(record);
+            let charged = charged(record, &stages).map(|time| (time.stage, time.duration.as_millis()));
+            (charged.collect::<Vec<_>>(), charged_time(record, &stages).as_millis())
+        };
+        assert_eq!(of(&record), (vec![(Stage::Prefill, 95), (Stage::Decode, 1090)], 1185));
+        let times = EngineTimes { queue: Some(ms(5)), prefill: Some(ms(80)), ..EngineTimes::default() };
+        record.engine = Some(times);
+        assert_eq!(of(&record), (vec![(Stage::Prefill, 80), (Stage::Decode, 1090)], 1170), "as reported");
     }
 }
