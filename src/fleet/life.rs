@@ -166,6 +166,8 @@ pub(super) struct Passage {
     pub(super) since: Stamp,
     /// How often each of [`ReplicaState::ALL`] was entered.
     pub(super) entered: [u64; ReplicaState::ALL.len()],
+    /// When it was last refused a connect, or its process another one.
+    pub(super) process_lost: Option<Stamp>,
 }
 
 impl Passage {
@@ -220,6 +222,9 @@ impl LifeCycle {
         let mut passage = self.now.lock();
         let from = passage.state;
         let to = from.after(event)?;
+        if matches!(event, Event::Refused | Event::Restarted) {
+            passage.process_lost = Some(now);
+        }
         if *passage.reason != *reason {
             passage.reason = reason.into();
         }

@@ -208,6 +208,15 @@ impl Replica {
         Life { slot: self.slot(), number: self.life.passage().entered(ReplicaState::Ready) }
     }
 
+    /// Whether it is a pod whose process of this moment is known to be gone: at its address another pod may answer by now.
+    pub(super) fn has_lost_pod_since(&self, at: Stamp) -> bool {
+        let is_lost = || {
+            let passage = self.life.passage();
+            passage.state == ReplicaState::Unreachable || passage.process_lost.is_some_and(|lost| lost >= at)
+        };
+        self.identity.instance.is_some() && is_lost()
+    }
+
     /// Cancelled when the configuration drops it.
     pub(crate) fn removed(&self) -> &CancellationToken {
         &self.life.removed

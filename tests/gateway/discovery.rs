@@ -570,6 +570,34 @@ async fn a_pod_that_kubernetes_calls_ready_is_asked_at_once() {
     until("it is asked again", || pods[0].probed() > before).await;
 }
 
+/// At its address another pod may answer, of another revision.
+#[tokio::test]
+async fn a_pod_that_is_kept_goes_with_its_process_and_a_listed_url_does_not() {
+    for is_pod in [true, false] {
+        let engine = pods(1).await.remove(0);
+        engine.show_page(Some("process_start_time_seconds 100\n"));
+        let (api, directory) = (ApiServer::start().await, tempfile::tempdir().unwrap());
+        api.next(list("10", "", &[slice("8", &[(1, ready())])]));
+        let watch = api.next_watch();
+        let path = directory.path().join("replicas.json");
+        write(&path, &[&engine]);
+        let port = ServicePort::Number(engine.addr.port());
+        let object = KubernetesObject::Service { name: "vllm".into(), port };
+        let config = if is_pod { of_object(&api, object) } else { listed_in(&path) };
+        let gateway = Gateway::start_unready(config);
+        let name = if is_pod { "vllm-1".to_owned() } else { engine.name() };
+        let kept = || source(&gateway, if is_pod { "kubernetes" } else { "file" }).kept;
+        has(&gateway, &[&name]).await;
+        until("its page is read", || gateway.replicas()[0].counters.is_some()).await;
+        write(&path, &[]);
+        watch.send(event("MODIFIED", &slice("11", &[]))).await.unwrap();
+        until("it is kept", || kept() == 1).await;
+        engine.show_page(Some("process_start_time_seconds 200\n"));
+        let left = usize::from(!is_pod);
+        until("it left, or is back", || (kept(), names(&gateway).len()) == (left, left)).await;
+    }
+}
+
 #[tokio::test]
 async fn endpoint_slices_are_followed_through_bookmarks_drops_and_expiry() {
     let pods = pods(3).await;

@@ -3,7 +3,7 @@
 //! Sources never take the last replicas that answer: they serve until new ones are ready, until they answer no more, or until an
 //! operator says so. Each that is ready takes the place of one: the first alone would get the load of all. A canary has a baseline
 //! for that: while that has as many replicas ready those that a canary's sources name no more leave at once, and those of another
-//! revision never serve in its name.
+//! revision never serve in its name. A pod that is kept goes as soon as its process does: its address may be another pod's next.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -55,7 +55,7 @@ impl Membership {
         let (mut at_once, mut gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|old| match cause {
             Cause::Ordered { taken_out: Some(url) } if *url == old.identity.endpoint => true,
             _ if has_successor && !former.slots.contains(old.slot()) => true,
-            _ => has_baseline || self.is_of_another_revision(old),
+            _ => has_baseline || self.is_of_another_revision(old) || former.has_lost(old),
         });
         // What a reload does not touch goes on as it was: the source that named them no more is still there.
         let is_kept = former.slots != SlotSet::default()
@@ -128,7 +128,8 @@ impl Membership {
                 let (leaving, replicas) = (self.leaving.load_full(), self.pool.replicas.load_full());
                 let (old, new): (Vec<_>, Vec<_>) =
                     replicas.iter().cloned().partition(|replica| leaving.slots.contains(replica.slot()));
-                if self.serve_on(&leaving, &old, &new) < old.len() {
+                let has_lost = old.iter().any(|replica| leaving.has_lost(replica));
+                if has_lost || self.serve_on(&leaving, &old, &new) < old.len() {
                     self.match_roster(&mut roster, Cause::HandedOver);
                 }
                 if old.is_empty() || self.leaving.load().slots == SlotSet::default() {
@@ -148,6 +149,13 @@ impl Membership {
         self.pool.replicas.store(Arc::clone(&stay));
         self.pool.drain(gone);
         stay
+    }
+}
+
+impl Leaving {
+    /// Whether the process of one of these is gone.
+    fn has_lost(&self, replica: &Replica) -> bool {
+        self.slots.contains(replica.slot()) && replica.has_lost_pod_since(self.since)
     }
 }
 
