@@ -69,6 +69,9 @@ pub struct Plan {
     /// Answers in this step at other gateways.
     #[serde(skip)]
     pub answers_elsewhere: u64,
+    /// Most gateways at a time that have judged this step; 0 where none has heard of another.
+    #[serde(default)]
+    pub gateways: u32,
 }
 
 impl Plan {
@@ -101,10 +104,11 @@ impl Plan {
     }
 
     /// Time has passed in which the canary could answer, and `missing` says what a verdict lacks; returns whether the step ended. One
-    /// that lacks something goes on, for [`MAX_SOAKS`] soaks in all, and then pauses, with what it lacks by now as the reason.
+    /// that lacks something goes on, for [`MAX_SOAKS`] soaks in all for each gateway, and then pauses, with what it lacks by now as the
+    /// reason.
     pub fn soak(&mut self, canary: &Canary, passed: Duration, missing: Option<&str>) -> bool {
         if self.state == RolloutState::Paused && self.reason.starts_with(NO_VERDICT) {
-            self.reason = no_verdict(self.lacks(canary, missing).as_deref().unwrap_or(NOTHING_MISSING));
+            self.reason = self.no_verdict(self.lacks(canary, missing).as_deref().unwrap_or(NOTHING_MISSING));
         }
         if self.state != RolloutState::Running {
             return false;
@@ -122,15 +126,15 @@ impl Plan {
             return false;
         }
         if let Some(missing) = self.lacks(canary, missing) {
-            if self.soaked >= MAX_SOAKS * soak.as_secs_f64() {
+            if self.soaked >= f64::from(self.max_soaks()) * soak.as_secs_f64() {
                 // Resumed, it has the other soaks again.
                 self.soaked = soak.as_secs_f64();
-                self.enter(RolloutState::Paused, &no_verdict(&missing));
+                self.enter(RolloutState::Paused, &self.no_verdict(&missing));
                 return true;
             }
             return false;
         }
-        (self.soaked, self.answers, self.answers_elsewhere) = (0.0, 0, 0);
+        (self.soaked, self.answers, self.answers_elsewhere, self.gateways) = (0.0, 0, 0, 0);
         self.is_past_shadow = true;
         self.step += usize::from(shadow.is_none());
         if self.step >= canary.steps.len() {
@@ -147,6 +151,16 @@ impl Plan {
         let answers = shadow.map_or(canary.min_requests, |shadow| shadow.min_requests);
         let all = self.answers + self.answers_elsewhere;
         if all < answers { Some(format!("{all} of {answers} answers")) } else { missing.map(str::to_owned) }
+    }
+
+    /// Each of several gateways judges by its part of the answers, and takes as many times the soaks to see enough.
+    fn max_soaks(&self) -> u32 {
+        MAX_SOAKS * self.gateways.max(1)
+    }
+
+    fn no_verdict(&self, missing: &str) -> String {
+        let at = if self.gateways > 1 { format!(" at {} gateways", self.gateways) } else { String::new() };
+        format!("{NO_VERDICT}{} soaks{at}: {missing}", self.max_soaks())
     }
 
     fn place(&self, canary: &Canary) -> String {
@@ -294,12 +308,8 @@ impl Plan {
     }
 }
 
-fn no_verdict(missing: &str) -> String {
-    format!("{NO_VERDICT}{MAX_SOAKS} soaks: {missing}")
-}
-
-/// Soaks that a step may take until a breach would have been seen.
-const MAX_SOAKS: f64 = 4.0;
+/// Soaks that a step may take until one gateway would have seen a breach.
+const MAX_SOAKS: u32 = 4;
 const ALL_STEPS: &str = "all steps held";
 /// The reason of one whose state cannot be read.
 const LOST: &str = "its state cannot be read: resume it to begin anew";
@@ -479,6 +489,20 @@ mod tests {
         assert_eq!(plan.act(Action::Resume, 0), Ok(false));
         assert!(plan.soak(&canary, Duration::ZERO, None));
         assert_eq!((plan.state, plan.step), (RolloutState::Running, 1));
+    }
+
+    #[test]
+    fn a_step_that_several_gateways_judge_has_four_soaks_for_each_also_while_one_is_unheard() {
+        let (canary, mut plan) = (canary(""), Plan { gateways: 3, answers: 1, ..Plan::default() });
+        let (minute, missing) = (Duration::from_secs(60), Some("ttft_p99: too few answers"));
+        for soak in 1..12 {
+            assert!(!plan.soak(&canary, minute, missing), "{soak}");
+            plan = serde_json::from_str(&serde_json::to_string(&plan).unwrap()).unwrap();
+        }
+        assert!(plan.soak(&canary, minute, missing));
+        assert_eq!(plan.reason, "no verdict after 12 soaks at 3 gateways: ttft_p99: too few answers");
+        assert!(plan.act(Action::Resume, 0).is_ok() && plan.soak(&canary, minute, None));
+        assert_eq!((plan.step, plan.gateways), (1, 0));
     }
 
     #[test]

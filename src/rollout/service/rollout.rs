@@ -217,7 +217,10 @@ impl Rollout {
         }
         self.elsewhere = Elsewhere::of(views, &self.plan);
         self.plan.answers_elsewhere = self.elsewhere.answers;
-        self.judge.among(self.elsewhere.gateways + 1);
+        let gateways = self.elsewhere.gateways + 1;
+        // One that is not heard for a moment has seen its part all the same.
+        self.plan.gateways = self.plan.gateways.max(gateways as u32);
+        self.judge.among(gateways);
         is_another
     }
 
@@ -491,7 +494,7 @@ impl Rollout {
                 tried(test)
             )),
             (None, None) if tests.iter().all(|test| test.trial.is_none()) => {
-                Some("the baseline has answered nothing".to_owned())
+                Some(NOTHING_COMPARED.to_owned())
             }
             (None, None) => None,
         }
@@ -657,6 +660,8 @@ fn revision_of(identity: &str) -> &str {
     identity.split_once('\n').map_or(identity, |(_, revision)| revision)
 }
 
+/// What was compared in a step is not kept over a restart.
+const NOTHING_COMPARED: &str = "the baseline has answered nothing since its step, or this gateway, began";
 /// Revisions that stay rolled back.
 const MAX_ROLLED_BACK: usize = 16;
 const MAX_MODELS: usize = 64;
