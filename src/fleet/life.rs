@@ -109,6 +109,11 @@ impl ReplicaState {
         matches!(self, Self::Discovered | Self::Starting | Self::Probing | Self::Warming)
     }
 
+    /// Whether it gets no new request whatever its engine does.
+    pub fn is_away(self) -> bool {
+        matches!(self, Self::NotServing | Self::Draining | Self::Gone)
+    }
+
     /// Whether it was left: it is back once a probe is answered.
     pub fn is_left(self) -> bool {
         matches!(self, Self::Ejected | Self::Unreachable)

@@ -315,6 +315,7 @@ impl Replica {
             revision: Arc::clone(&served.revision),
             replica: Arc::clone(&served.replica),
             url: Arc::clone(&self.identity.url),
+            instance: self.identity.instance.clone(),
             state: held.map_or(passage.state, Hold::shown),
             reason: held.map_or(passage.reason, |held| held.as_str().into()),
             life,

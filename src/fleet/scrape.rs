@@ -17,7 +17,7 @@ use super::metrics_text;
 use super::pool::PoolState;
 use super::probe::CONFIG_LOOK;
 use super::replica::Replica;
-use super::status::EngineCounters;
+use super::status::{EngineCounters, START_TOLERANCE};
 use crate::clock::{Clock, Stamp};
 use crate::config::{DataParallel, EngineKind, EngineProfile, Figure, Pool};
 use crate::routing::EnginePage;
@@ -301,8 +301,6 @@ fn is_another_process(before: &EngineCounters, now: &EngineCounters) -> bool {
         || fell(before.ttft.map(|ttft| ttft.count), now.ttft.map(|ttft| ttft.count))
 }
 
-/// Seconds by which two readings of one process' start may differ.
-pub(super) const START_TOLERANCE: f64 = 0.5;
 /// Since when a page has shown one engine, and been there all the while.
 #[derive(Debug, Default)]
 struct Alone(Option<Stamp>);

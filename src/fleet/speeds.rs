@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::pool::PoolState;
 use super::replica::Replica;
-use super::scrape::START_TOLERANCE;
+use super::status::START_TOLERANCE;
 use crate::clock::Stamp;
 use crate::routing::notice::place;
 use crate::routing::{SavedPool, SavedSpeed};

@@ -53,6 +53,8 @@ pub struct ReplicaStatus {
     pub replica: Arc<str>,
     /// Endpoint with scheme, port and base path.
     pub url: Arc<str>,
+    /// What tells its process from an earlier one at the same URL, where its source says: the uid of its pod.
+    pub instance: Option<Arc<str>>,
     /// Step of the state machine.
     pub state: ReplicaState,
     /// Cause of the last state change, for people (`connection refused`, `unproven`, …).
@@ -131,6 +133,9 @@ pub struct EngineCounters {
     /// The same of the last minute.
     pub recent_kv: Option<KvCounters>,
 }
+
+/// Seconds by which two readings of one process' start may differ.
+pub(crate) const START_TOLERANCE: f64 = 0.5;
 
 /// First tokens that this gateway had of a replica in a span of time, beside those that its engine counted in the same span.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

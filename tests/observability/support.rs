@@ -154,6 +154,7 @@ pub(crate) fn status(state: ReplicaState, has_signals: bool) -> ReplicaStatus {
         revision: "v1".into(),
         replica: "gpu-a:8000".into(),
         url: "http://gpu-a:8000".into(),
+        instance: None,
         state,
         reason: "proved".into(),
         life: LifeStatus::default(),

@@ -4,6 +4,7 @@
 //! second of its evidence, and the share is an atomic that the next request reads.
 
 mod feed;
+mod processes;
 mod rollout;
 mod shared;
 mod spread;
@@ -220,6 +221,8 @@ impl RolloutService {
         };
         self.data_path.canaries.retain(is_known);
         self.data_path.shadows.by_canary.retain(is_known);
+        let fleet = self.fleet.statuses();
+        self.rollouts.iter_mut().for_each(|rollout| rollout.look_for_earlier(&fleet));
         self.publish();
     }
 
@@ -231,6 +234,7 @@ impl RolloutService {
         rollout.act(action, now).map_err(ActError::State)?;
         if rollout.plan.state != before && !rollout.is_judged() {
             deal(&self.data_path, rollout, rollout.shares());
+            rollout.note_processes(&self.fleet.statuses());
             let report = rollout.write_report(self.clock.wall(self.clock.now()));
             if let Some(endpoint) = &rollout.canary.webhook {
                 self.webhook.send(endpoint, report.to_string());
@@ -277,6 +281,7 @@ impl RolloutService {
             }
             // First the traffic, then the talk.
             deal(&self.data_path, rollout, rollout.shares());
+            rollout.note_processes(&fleet);
             let report = rollout.write_report(self.clock.wall(now));
             let (route, revision, state) = (&rollout.route, &rollout.revision, rollout.plan.state.as_str());
             if let Some(reason) = &breach {
@@ -304,6 +309,7 @@ impl RolloutService {
             let before = rollout.plan.state;
             if rollout.hear(others.as_deref()) {
                 if rollout.plan.state != before && !rollout.is_judged() {
+                    rollout.note_processes(&self.fleet.statuses());
                     // The webhook is the one's who found it.
                     rollout.write_report(self.clock.wall(now));
                 }
@@ -498,6 +504,7 @@ mod tests {
     use super::*;
     use crate::background::Background;
     use crate::config::check::check_str;
+    use crate::fleet::status::{ReplicaState, ReplicaStatus};
     use crate::observe::{Judgement, Tap as _, fixture};
     use crate::record::{Outcome, Record, TurnedAway, Unserved};
     use crate::rollout::plan::Action;
@@ -525,10 +532,13 @@ mod tests {
 
     impl Running {
         fn start(config: &Arc<Config>) -> Self {
+            Self::over(FleetView::default(), config)
+        }
+
+        fn over(fleet: FleetView, config: &Arc<Config>) -> Self {
             let (configs, configured) = watch::channel(Arc::clone(config));
             let clock = Clock::start();
             let background = Background { runtime: Handle::current(), tasks: TaskTracker::new() };
-            let fleet = FleetView::default();
             let around = Surroundings { clock, background, instance: "test".into(), fleet };
             let metrics = Arc::new(Metrics::new(config, clock));
             let feed = start(configured, &around, &metrics, CarriedOver::default(), None).unwrap();
@@ -581,6 +591,42 @@ mod tests {
         assert_eq!(broken.report.unwrap()["reason"], *broken.reason);
         running.record(&not_found()).await;
         assert_eq!(running.breaches(), 1, "once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_next_revision_waits_until_the_pods_that_were_rolled_back_are_gone_over_a_restart_as_well() {
+        let pods = Arc::new(Mutex::new(vec!["u1", "u2"]));
+        let of = Arc::clone(&pods);
+        let pod = |uid: &&str| ReplicaStatus {
+            pool: "llama".into(),
+            state: ReplicaState::Ready,
+            instance: Some((*uid).into()),
+            ..ReplicaStatus::default()
+        };
+        let fleet = FleetView::new(move || of.lock().iter().map(pod).collect(), Vec::new);
+        let folder = tempfile::tempdir().unwrap();
+        let state = format!("state = \"{}\"\n", folder.path().join("canary.json").display());
+        let running = Running::over(fleet.clone(), &config_with("r2", &state));
+        running.feed.act("llama", Action::Rollback).await.unwrap();
+        let waits = "waits for replicas of r3: 2 of 2 are the processes of r2, which was rolled back";
+        let restarted = {
+            running.configs.send(config_with("r3", &state)).unwrap();
+            passes(8 * TICK, TICK).await;
+            let next = running.canary();
+            assert_eq!((&*next.state, next.weight, next.soaked), ("running", 0.0, 0.0));
+            assert!(next.reason.ends_with(waits), "{}", next.reason);
+            end(&running.feed, Duration::from_secs(1)).await;
+            Running::over(fleet, &config_with("r3", &state))
+        };
+        passes(2 * TICK, TICK).await;
+        assert!(restarted.canary().reason.ends_with(waits), "{}", restarted.canary().reason);
+        *pods.lock() = vec!["u2", "u3"];
+        passes(2 * TICK, TICK).await;
+        assert!(restarted.canary().reason.contains(": 1 of 2 "), "{}", restarted.canary().reason);
+        *pods.lock() = vec!["u3", "u4"];
+        passes(2 * TICK, TICK).await;
+        let begun = restarted.canary();
+        assert!(begun.weight > 0.0 && begun.soaked > 0.0, "{begun:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::{Value as Json, json};
 
 use super::feed::{Ended, Observation, Seen};
+use super::processes::{Earlier, Process};
 use super::shared::{Elsewhere, View};
 use super::spread::Spread;
 use super::state::{Former, Saved};
@@ -46,6 +47,12 @@ pub(super) struct Rollout {
     report: Option<Json>,
     /// Earlier revisions that were rolled back.
     rolled_back: Vec<Former>,
+    /// Those of its pool when it was rolled back.
+    processes: Vec<Process>,
+    /// Those of earlier revisions: while its pool has any it gets nothing.
+    earlier: Earlier,
+    /// How many of its replicas are such.
+    awaited: Option<String>,
     /// Models that each side has answered for, with the path that it was asked at: no engine serves every path.
     answered: HashSet<(Arm, Arc<str>, Box<str>)>,
     /// What engines are asked for instead of the client's name.
@@ -98,7 +105,10 @@ impl Rollout {
             shadowed: saved.shadowed,
             worst: Vec::new(),
             report: saved.report,
+            earlier: Earlier::of(saved.rolled_back.iter().map(|known| (known.revision(), &*known.processes))),
+            awaited: None,
             rolled_back: saved.rolled_back,
+            processes: saved.processes,
             answered: HashSet::new(),
             upstream_model: route.upstream_model.clone(),
             not_found: None,
@@ -114,9 +124,10 @@ impl Rollout {
         let is_rolled_back = former.plan.state == RolloutState::RolledBack;
         let last = is_rolled_back.then(|| Former::of(former));
         let is_it = |known: &&Former| revision_of(&known.identity) == revision_of(&self.identity);
-        let acts = former.rolled_back.iter().chain(&last).filter(is_it).map(|known| known.acts).max();
-        if let Some(acts) = acts {
-            known_bad(&mut self.plan, acts);
+        let known = former.rolled_back.iter().chain(&last).filter(is_it).max_by_key(|known| known.acts);
+        if let Some(known) = known {
+            known_bad(&mut self.plan, known.acts);
+            self.processes.clone_from(&known.processes);
             self.is_dirty = true;
         }
     }
@@ -166,12 +177,34 @@ impl Rollout {
             report: self.report.clone(),
             rolled_back: self.rolled_back.clone(),
             warm: self.fleet.warm().map(str::to_owned).collect(),
+            processes: self.processes.clone(),
         }
     }
 
     /// Whether observations count.
     pub(super) fn is_judged(&self) -> bool {
         self.plan.is_judged()
+    }
+
+    /// Notes what its verdict is on, where it was rolled back.
+    pub(super) fn note_processes(&mut self, fleet: &[ReplicaStatus]) {
+        if self.plan.state == RolloutState::RolledBack {
+            self.processes = Process::of_pool(&self.pool, fleet);
+        }
+    }
+
+    /// Looks whether its replicas are those of a revision that was rolled back: the next one is not judged by them.
+    pub(super) fn look_for_earlier(&mut self, fleet: &[ReplicaStatus]) {
+        let awaited = self.earlier.awaited(&self.pool, fleet);
+        let (route, revision) = (&self.route, &self.revision);
+        match (&self.awaited, &awaited) {
+            (None, Some(replicas)) => {
+                tracing::warn!(%route, %revision, replicas, "canary waits for its replicas");
+            }
+            (Some(_), None) => tracing::info!(%route, %revision, "canary waits for its replicas no more"),
+            _ => {}
+        }
+        self.awaited = awaited;
     }
 
     /// An operator acts at `now`, in milliseconds since 1970.
@@ -231,7 +264,8 @@ impl Rollout {
 
     /// Takes what was seen, at `now` (seconds).
     pub(super) fn observe(&mut self, now: f64, observation: &Observation) {
-        if !self.is_judged() {
+        // A follow-up that is pinned there is answered by an earlier revision.
+        if !self.is_judged() || self.awaited.is_some() {
             return;
         }
         let class = observation.class;
@@ -428,6 +462,7 @@ impl Rollout {
         if !self.is_judged() {
             return None;
         }
+        self.look_for_earlier(fleet);
         self.judge.advance(now);
         let replicas = self.replicas(fleet);
         let breach = self.judge.breach().map(|found| {
@@ -450,7 +485,8 @@ impl Rollout {
             self.is_dirty = true;
             return breach;
         }
-        self.is_served = replicas.iter().any(|replica| replica.arm == Arm::Canary && replica.is_ready);
+        let is_ready = |replica: &ReplicaSeen| replica.arm == Arm::Canary && replica.is_ready;
+        self.is_served = self.awaited.is_none() && replicas.iter().any(is_ready);
         self.spread.look();
         let missing = self.missing();
         if self.is_served && self.plan.soak(&self.canary, passed, missing.as_deref()) {
@@ -507,9 +543,10 @@ impl Rollout {
             _ => None,
         };
         let seen = |status: &ReplicaStatus| {
-            let is_away = matches!(status.state, ReplicaState::NotServing | ReplicaState::Draining);
-            Some(ReplicaSeen {
-                arm: arm(&status.pool).filter(|_| !is_away)?,
+            let arm = arm(&status.pool).filter(|_| !status.state.is_away())?;
+            let is_earlier = arm == Arm::Canary && self.earlier.revision(status).is_some();
+            (!is_earlier).then(|| ReplicaSeen {
+                arm,
                 name: Arc::clone(&status.replica),
                 is_ready: status.state == ReplicaState::Ready,
                 waiting: status.signals.as_ref().and_then(|signals| signals.page.waiting),
@@ -565,6 +602,9 @@ impl Rollout {
 
     /// Its share of new requests, and of those of which it gets copies, in ten thousandths.
     pub(super) fn shares(&self) -> [u32; 2] {
+        if self.is_judged() && self.awaited.is_some() {
+            return [0; 2];
+        }
         [self.plan.share(&self.canary), self.plan.shadow_share(&self.canary)]
     }
 
@@ -572,7 +612,9 @@ impl Rollout {
     pub(super) fn view(&self) -> api::Canary {
         let steps = self.canary.steps.len();
         let mut reason = self.plan.reason.clone();
-        if self.is_judged() && !self.is_served {
+        if let Some(awaited) = self.awaited.as_ref().filter(|_| self.is_judged()) {
+            let _ = write!(reason, "; waits for replicas of {}: {awaited}", self.revision);
+        } else if self.is_judged() && !self.is_served {
             reason.push_str("; no replica of it is ready, so it gets no request and its soak stands still");
         } else if self.is_judged() && self.is_denser() {
             let [baseline, canary] = self.spread.answering();
@@ -582,6 +624,7 @@ impl Rollout {
             );
         }
         if self.plan.state == RolloutState::Running
+            && self.awaited.is_none()
             && let Some(missing) = self.missing()
         {
             let _ = write!(reason, "; it ends when a breach would have been seen: {missing}");
@@ -637,14 +680,17 @@ fn after(other: Option<Saved>, identity: &str, canary: &Canary) -> Saved {
     if let Some(other) = other {
         saved.rolled_back = other.rolled_back;
         if other.plan.state == RolloutState::RolledBack && !other.identity.is_empty() {
-            saved.rolled_back.push(Former { identity: other.identity, acts: other.plan.acts });
+            let Saved { identity, plan, processes, .. } = other;
+            saved.rolled_back.push(Former { identity, acts: plan.acts, processes });
         }
         if saved.rolled_back.len() > MAX_ROLLED_BACK {
             saved.rolled_back.remove(0);
         }
     }
     if let Some(at) = saved.rolled_back.iter().position(|known| known.identity == identity) {
-        known_bad(&mut saved.plan, saved.rolled_back.remove(at).acts);
+        let known = saved.rolled_back.remove(at);
+        known_bad(&mut saved.plan, known.acts);
+        saved.processes = known.processes;
     }
     saved
 }

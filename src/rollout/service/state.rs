@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
+use super::processes::Process;
 use crate::rollout::judge::SavedEvidence;
 use crate::rollout::plan::Plan;
 use crate::state_file;
@@ -31,6 +32,9 @@ pub(super) struct Saved {
     pub(super) rolled_back: Vec<Former>,
     /// Replicas of the canary that were ready once.
     pub(super) warm: Vec<String>,
+    /// Those of its pool when it was rolled back.
+    #[serde(default)]
+    pub(super) processes: Vec<Process>,
 }
 
 /// A revision that was rolled back.
@@ -40,11 +44,20 @@ pub(super) struct Former {
     pub(super) identity: String,
     /// As that of the plan by which it was.
     pub(super) acts: u64,
+    /// That it had then.
+    #[serde(default)]
+    pub(super) processes: Vec<Process>,
 }
 
 impl Former {
     pub(super) fn of(saved: &Saved) -> Self {
-        Self { identity: saved.identity.clone(), acts: saved.plan.acts }
+        let (identity, processes) = (saved.identity.clone(), saved.processes.clone());
+        Self { identity, acts: saved.plan.acts, processes }
+    }
+
+    /// Its name: the third line of the identity.
+    pub(super) fn revision(&self) -> &str {
+        self.identity.split('\n').nth(2).unwrap_or_default()
     }
 }
 
@@ -91,7 +104,7 @@ pub(super) fn write(path: &Path, states: Vec<(Arc<str>, Saved)>) -> io::Result<O
     for (route, mut saved) in states {
         let there = routes.remove(&*route).filter(|there| there.identity == saved.identity);
         if let Some(there) = there.filter(|there| there.plan.acts > saved.plan.acts) {
-            saved.plan = there.plan;
+            (saved.plan, saved.processes) = (there.plan, there.processes);
         }
         routes.insert(route.to_string(), saved);
     }
