@@ -46,6 +46,8 @@ pub struct PoolState {
     pub(super) replicas: ArcSwap<Vec<Arc<Replica>>>,
     /// Tokens of the longest prompt that any of its engines lists; the largest number where one does not tell.
     longest: AtomicU64,
+    /// The last that was longer was refused.
+    refuses_longer: AtomicBool,
     /// The other pools of its routes.
     pub(super) beside: ArcSwap<Vec<Weak<PoolState>>>,
     /// What its routes promise of it.
@@ -81,6 +83,7 @@ impl PoolState {
             config: ArcSwap::from_pointee(config.clone()),
             replicas: ArcSwap::default(),
             longest: AtomicU64::new(u64::MAX),
+            refuses_longer: AtomicBool::new(false),
             beside: ArcSwap::default(),
             promised: ArcSwap::default(),
             engine_names: ArcSwap::default(),
@@ -261,8 +264,20 @@ impl PoolState {
         self.longest.store(longest, Ordering::Relaxed);
     }
 
-    /// Whether each of its engines refuses so long a prompt: by twice what any takes, as the length is estimated.
+    /// Whether its engines are to refuse a prompt for its length: they list less, and have refused the last one.
     pub fn refuses_length(&self, prompt: Tokens) -> bool {
+        self.refuses_longer.load(Ordering::Relaxed) && self.is_longer(prompt)
+    }
+
+    /// One of its engines refused such a prompt, or took it.
+    pub fn note_length(&self, prompt: Tokens, is_refused: bool) {
+        if self.is_longer(prompt) {
+            self.refuses_longer.store(is_refused, Ordering::Relaxed);
+        }
+    }
+
+    /// By twice what any engine takes, as the length is estimated.
+    fn is_longer(&self, prompt: Tokens) -> bool {
         prompt.0 > self.longest.load(Ordering::Relaxed).saturating_mul(2)
     }
 

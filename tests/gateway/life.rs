@@ -245,21 +245,21 @@ fn listing(model: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_prompt_that_is_longer_than_any_engine_takes_is_no_work_for_one() {
+async fn a_prompt_that_is_longer_than_engines_list_is_no_work_once_they_have_refused_one() {
     let ([replica, _], mut config) = config::fresh().await;
     config.pools[0].replicas.truncate(1);
-    replica.lists(
-        &listing("tiny").replace("\"object\":\"model\"", "\"object\":\"model\",\"max_model_len\":1000"),
-    );
+    let model = r#""object":"model""#;
+    replica.lists(&listing("tiny").replace(model, &format!(r#"{model},"max_model_len":1000"#)));
     let gateway = Gateway::start(config).await;
-    for (before, (words, is_work)) in [(500, true), (5000, false)].into_iter().enumerate() {
-        let gate = replica.held(wire::json(200, "{}"));
+    let asked = [(500, 400, true), (5000, 400, true), (5000, 200, false), (5000, 200, true)];
+    for (before, (words, status, is_work)) in asked.into_iter().enumerate() {
+        let gate = replica.held(wire::json(status, "{}"));
         let body =
             format!(r#"{{"messages":[{{"role":"user","content":"{}"}}]}}"#, "many words ".repeat(words));
         let mut client = gateway.sent(PATH, &body).await;
         replica.got(before + 1).await;
         let tokens = gateway.replicas()[0].inflight_prompt_tokens;
-        assert_eq!(tokens > 500, is_work, "{words} words: {tokens} tokens");
+        assert_eq!(tokens > 500, is_work, "{before}: {words} words, {tokens} tokens");
         gate.cancel();
         client.reply().await;
         gateway.idle().await;
