@@ -194,6 +194,11 @@ impl TenantLimiter {
         all
     }
 
+    /// Whether no tenant with limits or budgets was here yet.
+    pub fn is_empty(&self) -> bool {
+        self.tenants.lock().is_empty()
+    }
+
     /// How budgets are counted.
     pub(super) fn sharing(&self) -> Sharing {
         *self.sharing.borrow()

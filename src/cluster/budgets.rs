@@ -3,9 +3,9 @@
 //!
 //! Fields are absolute numbers, so that a command that was lost or came twice changes nothing, and a broker that lost its memory
 //! has it again after one look. A wish is written before those of the others are read: of two looks at once none misses the other. In
-//! a third hash, of all budgets, are those of which a gateway asks for more than the others leave it.
+//! a set of all budgets are those of which a gateway asks for more than the others leave it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
 use redis::{Pipeline, RedisError};
@@ -22,9 +22,12 @@ pub(super) async fn look(
 ) -> Result<bool, RedisError> {
     let pressing = format!("{}:budgets-asked", at.cluster);
     let now = at.clock.wall(at.clock.now());
-    let pressed: Fields = redis::cmd("HGETALL").arg(&pressing).query_async(&mut at.connection()).await?;
-    let is_valid = |until: &[u8]| read::<1>(until).is_some_and(|[until]| is_after(until, now));
-    let pressed = pressed.into_iter().filter(|(_, until)| is_valid(until)).map(|(name, _)| name).collect();
+    let pressed = if tenants.is_empty() {
+        HashSet::new()
+    } else {
+        let asked = redis::cmd("ZRANGEBYSCORE").arg(&pressing).arg(seconds(now)).arg("+inf").to_owned();
+        asked.query_async(&mut at.connection()).await?
+    };
     let claims = tenants.claims(is_due, &pressed, now);
     for claims in claims.chunks(MAX_CLAIMS) {
         let mut asking = Pipeline::with_capacity(6 * claims.len());
@@ -42,7 +45,13 @@ pub(super) async fn look(
             }
             asking.cmd("HGETALL").arg(&key);
             if claim.is_pressing {
-                asking.cmd("HSET").arg(&pressing).arg(&claim.name).arg(seconds(now + PRESSED)).ignore();
+                asking.cmd("ZADD").arg(&pressing).arg(seconds(now + PRESSED)).arg(&claim.name).ignore();
+                asking
+                    .cmd("ZREMRANGEBYSCORE")
+                    .arg(&pressing)
+                    .arg("-inf")
+                    .arg(seconds(now - PRESSED))
+                    .ignore();
                 asking.cmd("EXPIRE").arg(&pressing).arg(KEPT).ignore();
             }
         }
