@@ -583,7 +583,8 @@ async fn a_pod_that_is_kept_goes_with_its_process_and_a_listed_url_does_not() {
         write(&path, &[&engine]);
         let port = ServicePort::Number(engine.addr.port());
         let object = KubernetesObject::Service { name: "vllm".into(), port };
-        let config = if is_pod { of_object(&api, object) } else { listed_in(&path) };
+        let mut config = if is_pod { of_object(&api, object) } else { listed_in(&path) };
+        config.pools[0].scrape_interval = Duration::from_millis(20);
         let gateway = Gateway::start_unready(config);
         let name = if is_pod { "vllm-1".to_owned() } else { engine.name() };
         let kept = || source(&gateway, if is_pod { "kubernetes" } else { "file" }).kept;
