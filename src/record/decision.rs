@@ -31,6 +31,8 @@ pub struct DecisionSummary {
     pub is_filling: bool,
     /// A wait for a first token that is longer is not for that; see [`super::Record::is_filling`].
     pub longest_fill: Duration,
+    /// The same while its stream was decoded: what stalls it is none either.
+    pub is_filling_beside: bool,
     /// The best candidates and the chosen one, cheapest first; empty where the policy does not predict, and for most requests
     /// under high load.
     pub weighed: Box<[Weighed]>,

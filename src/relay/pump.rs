@@ -177,6 +177,9 @@ impl StreamPump {
             sink.gaps(&Gaps { is_filling, ..gaps }, &self.pick, bytes_per_event);
         });
         let (timeline, record) = (&self.reader.timeline, sink.record());
+        if let Some(decision) = &mut record.decision {
+            decision.is_filling_beside = is_filling;
+        }
         record.text_bytes = self.text_bytes();
         record.at.last_token = timeline.last_token();
         record.side_by_side = timeline.side_by_side();

@@ -89,6 +89,7 @@ impl Decision {
             is_cold: false,
             is_filling: false,
             longest_fill: Duration::ZERO,
+            is_filling_beside: false,
             weighed: Box::default(),
         }
     }

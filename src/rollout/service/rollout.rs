@@ -332,10 +332,11 @@ impl Rollout {
         let is_of_pace = is_denser && record.dialect.generates();
         let is_of_load = is_of_pace || self.is_smaller() && record.has_queued();
         let answer_time = ended.answer_time.filter(|_| !is_of_load);
-        let tpot = record.tpot().filter(|_| !is_denser);
+        let is_stalled = record.decision.as_ref().is_some_and(|decision| decision.is_filling_beside);
+        let tpot = record.tpot().filter(|_| !is_denser && !is_stalled);
         for (measure, value) in [
             (Measure::Ttft, ended.censored.or(answer_time)),
-            (Measure::Tpot, tpot.map(|tpot| tpot.as_secs_f64())),
+            (Measure::Tpot, tpot.map(|tpot| tpot.max(LEAST_TPOT).as_secs_f64())),
             (Measure::Brevity, ended.brevity),
         ] {
             let Some(value) = value else { continue };
@@ -708,6 +709,8 @@ fn revision_of(identity: &str) -> &str {
 
 /// What was compared in a step is not kept over a restart.
 const NOTHING_COMPARED: &str = "the baseline has answered nothing since its step, or this gateway, began";
+/// Tokens that come together are apart by the noise of processes and networks, which is no revision's.
+const LEAST_TPOT: Duration = Duration::from_micros(500);
 /// Revisions that stay rolled back.
 const MAX_ROLLED_BACK: usize = 16;
 const MAX_MODELS: usize = 64;
@@ -772,6 +775,32 @@ mod tests {
                 "{baseline} replicas of the baseline"
             );
         }
+    }
+
+    #[test]
+    fn tokens_that_come_together_or_beside_prompts_of_an_empty_cache_have_no_pace() {
+        let config = config("");
+        let route = &config.routes[0];
+        let compared = |change: fn(&mut Record)| {
+            let mut rollout = Rollout::new(&config, route, route.canary.as_ref().unwrap(), None).unwrap();
+            let mut record = Record { is_stream: true, ..fixture::stream() };
+            change(&mut record);
+            let record = Arc::new(record);
+            for arm in [Arm::Baseline, Arm::Canary] {
+                let seen = Seen::Ended(Box::new(answered(arm, &record)));
+                let (route, class) = (Arc::clone(&route.name), Class::Short);
+                rollout.observe(2.0, &Observation { route, class, seen });
+            }
+            let compared = rollout.judge.compared();
+            let tpot = compared.iter().find(|compared| compared.measure.as_str() == "tpot");
+            tpot.map(|tpot| tpot.percentiles.map(|of| (of[0] * 1e4).round()))
+        };
+        assert_eq!(compared(|_| ()), Some([500.0; 2]), "50 ms");
+        let together = |record: &mut Record| {
+            record.at.last_token = record.at.first_token.map(|first| first.after(Duration::from_micros(200)));
+        };
+        assert_eq!(compared(together), Some([5.0; 2]), "half a millisecond");
+        assert_eq!(compared(|record| record.decision.as_mut().unwrap().is_filling_beside = true), None);
     }
 
     #[test]
