@@ -78,7 +78,7 @@ impl<'a> Candidate<'a> {
             slot: target.slot,
             identity: target.identity,
             load,
-            requests: (load.view().inflight + load.past_engine()) as f64 + snapshot.foreign.requests,
+            requests: (load.unfinished() + load.past_engine()) as f64 + snapshot.foreign.requests,
             foreign: snapshot.foreign,
             // What the configuration tells wins over what streams have shown, and that over what the engine's page has.
             batch_limit: limits.batch_limit.or(load.batch_limit()).or(snapshot.batch_limit),
@@ -103,7 +103,7 @@ impl<'a> Candidate<'a> {
     /// as ever ran at once, and two more.
     pub fn may_run_more(&self) -> bool {
         let tried = self.load.peak() + self.load.peak() / 2 + UNPROVED_BATCH;
-        self.batch_limit.is_some() || self.load.view().inflight < tried
+        self.batch_limit.is_some() || self.load.unfinished() < tried
     }
 }
 

@@ -144,7 +144,7 @@ impl ReplicaLoad {
         let read = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
         let count = |cell: &AtomicU32| u64::from(cell.load(Ordering::Relaxed));
         LoadView {
-            inflight: self.inflight().saturating_sub(self.unread()),
+            inflight: self.unfinished(),
             awaiting: count(&self.awaiting),
             unseen: count(&self.unseen),
             bounded: count(&self.bounded) + count(&self.fresh),
@@ -167,10 +167,10 @@ impl ReplicaLoad {
         u64::from(self.inflight.load(Ordering::Relaxed))
     }
 
-    /// Those of them that the engine has finished, by its page.
+    /// Those of them that its engine has not finished, by its page.
     #[inline]
-    pub(super) fn unread(&self) -> u64 {
-        u64::from(self.unread.load(Ordering::Relaxed))
+    pub(super) fn unfinished(&self) -> u64 {
+        self.inflight().saturating_sub(u64::from(self.unread.load(Ordering::Relaxed)))
     }
 
     /// Requests in flight that are answered without the engine.
