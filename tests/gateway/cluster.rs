@@ -250,6 +250,19 @@ async fn with_budget(redis: &Redis, replicas: &[Replica], requests: u64, on_loss
     Gateway::start(budgeted(redis, replicas, requests, on_loss)).await
 }
 
+/// Two that know of each other.
+async fn two_with_budget(
+    redis: &Redis,
+    replicas: &[Replica],
+    requests: u64,
+    on_loss: OnLoss,
+) -> [Gateway; 2] {
+    let start = async || with_budget(redis, replicas, requests, on_loss).await;
+    let gateways = [start().await, start().await];
+    follow_each_other(&gateways).await;
+    gateways
+}
+
 fn budgeted(redis: &Redis, replicas: &[Replica], requests: u64, on_loss: OnLoss) -> Config {
     let mut config = config_of(redis, replicas, PolicyName::LeastLoaded);
     let budget = Budget { window: Window::Month, requests: Some(requests), ..Budget::default() };
@@ -268,9 +281,7 @@ async fn status(gateway: &Gateway) -> u16 {
 async fn a_budget_holds_over_two_gateways_within_two_percent_and_through_a_loss_of_the_broker() {
     const LIMIT: u64 = 300;
     let (mut redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
-    let start = async || with_budget(&redis, &replicas, LIMIT, OnLoss::Open).await;
-    let gateways = [start().await, start().await];
-    follow_each_other(&gateways).await;
+    let gateways = two_with_budget(&redis, &replicas, LIMIT, OnLoss::Open).await;
     let used = async |n: usize| {
         let one = async |gateway| {
             let mut ok = 0;
@@ -313,9 +324,7 @@ async fn a_closed_budget_refuses_without_a_broker_what_no_lease_covers() {
 #[tokio::test]
 async fn a_broker_that_is_back_for_a_moment_makes_no_gateway_the_only_one() {
     let (mut redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
-    let start = async || with_budget(&redis, &replicas, 60, OnLoss::Closed).await;
-    let gateways = [start().await, start().await];
-    follow_each_other(&gateways).await;
+    let gateways = two_with_budget(&redis, &replicas, 60, OnLoss::Closed).await;
     let [gateway, other] = gateways;
     assert_eq!(status(&gateway).await, 200);
     // Until then it holds more gateways for possible.
@@ -345,9 +354,7 @@ async fn full(redis: &Redis, is_full: bool) {
 #[tokio::test]
 async fn a_full_broker_is_as_one_that_is_away_for_budgets_until_it_has_room() {
     let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
-    let start = async || with_budget(&redis, &replicas, 20, OnLoss::Open).await;
-    let gateways = [start().await, start().await];
-    follow_each_other(&gateways).await;
+    let gateways = two_with_budget(&redis, &replicas, 20, OnLoss::Open).await;
     assert_eq!(status(&gateways[0]).await, 200);
     full(&redis, true).await;
     for n in 0..15 {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokenway::config::OnLoss;
 
-use super::{PATH, body, budgeted, follow_each_other, status, with_budget};
+use super::{PATH, body, budgeted, follow_each_other, status, two_with_budget, with_budget};
 use crate::cluster_keys::state;
 use crate::support::redis::Redis;
 use crate::support::replica::{Gate, Replica};
@@ -86,9 +86,7 @@ async fn a_gateway_that_joins_lets_one_request_at_most_into_a_spent_budget() {
 #[tokio::test]
 async fn a_broker_that_forgets_gives_nothing_back() {
     let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
-    let start = async || with_budget(&redis, &replicas, LIMIT, OnLoss::Open).await;
-    let gateways = [start().await, start().await];
-    follow_each_other(&gateways).await;
+    let gateways = two_with_budget(&redis, &replicas, LIMIT, OnLoss::Open).await;
     spend(&gateways, &redis).await;
     let [left, gone] = gateways;
     drop(gone);
@@ -104,9 +102,7 @@ async fn a_broker_that_forgets_gives_nothing_back() {
 #[tokio::test]
 async fn a_gateway_that_joins_refuses_none_of_a_burst_that_fits() {
     let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
-    let start = async || with_budget(&redis, &replicas, 1000, OnLoss::Open).await;
-    let gateways = [start().await, start().await];
-    follow_each_other(&gateways).await;
+    let gateways = two_with_budget(&redis, &replicas, 1000, OnLoss::Open).await;
     for gateway in &gateways {
         assert_eq!(burst(gateway, 40).await, 40);
     }
@@ -209,9 +205,7 @@ async fn a_gateway_that_moves_to_another_host_with_its_state_counts_nothing_twic
 #[tokio::test]
 async fn bursts_at_two_gateways_use_a_hard_budget_up_and_no_more() {
     let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
-    let start = async || with_budget(&redis, &replicas, LIMIT, OnLoss::Closed).await;
-    let gateways = [start().await, start().await];
-    follow_each_other(&gateways).await;
+    let gateways = two_with_budget(&redis, &replicas, LIMIT, OnLoss::Closed).await;
     // One has nothing to do, and leaves its share to the other.
     assert_eq!(burst(&gateways[0], 1).await, 1);
     tokio::time::sleep(Duration::from_millis(200)).await;
