@@ -66,7 +66,7 @@ impl Peers {
         Self { own, seed, peers: HashMap::new(), warned: HashSet::new() }
     }
 
-    /// Takes in a message: reserves the load of requests, and doubts replicas that were left.
+    /// Takes in a message: reserves the load of requests, doubts replicas that were left, and suspects requests that engines died of.
     pub(super) fn fold(&mut self, message: &[u8], places: &Places, now: Stamp) -> Folded {
         let mut folded = Folded::default();
         let mut batch = match wire::open(message, now) {
@@ -108,6 +108,7 @@ impl Peers {
             };
             let is_taken = match &notice.event {
                 Event::Left(left) => places.doubt(left, now),
+                Event::Died(died) => is_alike && places.died(died, now),
                 _ => peer.requests.take(&notice, |placed| {
                     let prefix = if is_alike { placed.prefix } else { Prefix::default() };
                     places.follow(&Placed { prefix, ..*placed }, notice.at)

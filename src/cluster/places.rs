@@ -9,7 +9,7 @@ use crate::clock::Stamp;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
 use crate::routing::Followed;
-use crate::routing::notice::{Event, Left, Outbox, Placed, place};
+use crate::routing::notice::{Died, Event, Left, Outbox, Placed, place};
 
 /// Replicas by [`place`].
 #[derive(Debug, Default)]
@@ -74,6 +74,13 @@ impl Places {
     pub(super) fn doubt(&self, left: &Left, now: Stamp) -> bool {
         let Some((pool, replica)) = self.0.get(&left.place) else { return false };
         replica.doubt(left.is_failing, pool.config().probe.timeout, now);
+        true
+    }
+
+    /// A request of another gateway was in flight where a replica died; returns whether this one has the replica.
+    pub(super) fn died(&self, died: &Died, now: Stamp) -> bool {
+        let Some((pool, replica)) = self.0.get(&died.place) else { return false };
+        pool.poison.heard(died.request, replica.slot(), now);
         true
     }
 }

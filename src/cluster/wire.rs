@@ -7,6 +7,7 @@
 //! first token 2                                                                        8 bytes
 //! ended       3 flags:u8 prompt cached:u32                                             17 bytes
 //! left        4 place:u64 flags:u8                                                     17 bytes
+//! died        5 place:u64 request:u64                                                  24 bytes
 //! ```
 //!
 //! Little-endian; ages and bounds are tenths of a millisecond, so that clocks need not agree. `size` counts what follows it: a
@@ -15,7 +16,7 @@
 use std::time::Duration;
 
 use crate::clock::Stamp;
-use crate::routing::notice::{Event, Left, Notice, Placed, Prefix, Usage};
+use crate::routing::notice::{Died, Event, Left, Notice, Placed, Prefix, Usage};
 use crate::units::Tokens;
 
 /// Who sends a batch.
@@ -86,6 +87,11 @@ pub(super) fn push(notice: &Notice, now: Stamp, batch: &mut Vec<u8>) {
             batch.push(flag(left.is_failing, IS_FAILING));
             LEFT
         }
+        Event::Died(died) => {
+            batch.extend_from_slice(&died.place.to_le_bytes());
+            batch.extend_from_slice(&died.request.to_le_bytes());
+            DIED
+        }
     };
     let size = batch.len() - begin - 2;
     if let Some([kind_at, size_at, ..]) = batch.get_mut(begin..) {
@@ -145,7 +151,7 @@ impl Batch<'_> {
         let (mut event, after) = self.rest.split_at_checked(size.into())?;
         self.rest = after;
         let rest = &mut event;
-        if !(PLACED..=LEFT).contains(&kind) {
+        if !(PLACED..=DIED).contains(&kind) {
             return Some(None);
         }
         let id = u32::from_le_bytes(take(rest)?);
@@ -166,6 +172,10 @@ impl Batch<'_> {
                 let place = u64::from_le_bytes(take(rest)?);
                 let [flags] = take(rest)?;
                 Event::Left(Left { place, is_failing: flags & IS_FAILING != 0 })
+            }
+            DIED => {
+                let [place, request] = [take(rest)?, take(rest)?].map(u64::from_le_bytes);
+                Event::Died(Died { place, request })
             }
             _ => return Some(None),
         };
@@ -223,6 +233,7 @@ const PLACED: u8 = 1;
 const FIRST_TOKEN: u8 = 2;
 const ENDED: u8 = 3;
 const LEFT: u8 = 4;
+const DIED: u8 = 5;
 const IS_STREAM: u8 = 1;
 const IS_ELSEWHERE: u8 = 2;
 const HAS_PROMPT: u8 = 1;
@@ -252,8 +263,10 @@ mod tests {
         };
         let usage = Usage { prompt: Some(Tokens(6000)), cached: None };
         let left = Left { place: 5, is_failing: true };
-        let events = [Event::Placed(placed), Event::FirstToken, Event::Ended(usage), Event::Left(left)];
-        events.into_iter().map(|event| Notice { id: 70_000, at: at(9), event }).collect()
+        let died = Died { place: 5, request: 11 };
+        let replicas = [Event::Left(left), Event::Died(died)];
+        let events = [Event::Placed(placed), Event::FirstToken, Event::Ended(usage)];
+        events.into_iter().chain(replicas).map(|event| Notice { id: 70_000, at: at(9), event }).collect()
     }
 
     fn read(bytes: &[u8]) -> Result<Vec<Notice>, Unreadable> {

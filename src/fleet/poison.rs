@@ -5,7 +5,10 @@
 //! confirms the death, or the suspicion lapses. A request that was answered anywhere is none: popular ones are in flight wherever
 //! a replica is restarted. Nor is one that shares its deaths with others, as all do that are retried from one dying replica to
 //! the next.
+//!
+//! Gateways before the same replicas share the deaths of a `[cluster]`: n of them would lose 2n engines to one request otherwise.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -22,6 +25,8 @@ use crate::request::body::NO_BODY;
 pub struct PoisonRequests {
     suspects: Mutex<Vec<Suspect>>,
     deaths: DashMap<u64, Deaths>,
+    /// The newest deaths that other gateways may not know.
+    unshared: Mutex<VecDeque<Confirmed>>,
     /// Requests that were answered of late, each at the place that its hash says: a later one takes it over.
     answered: Box<[AtomicU64]>,
 }
@@ -37,8 +42,39 @@ struct Suspect {
 /// The replica deaths at which a request was in flight.
 #[derive(Debug, Default)]
 struct Deaths {
-    of: SmallVec<[Life; 2]>,
+    of: SmallVec<[Death; 2]>,
     last: Stamp,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Death {
+    slot: usize,
+    /// The life that ended, where this gateway's own attempt broke.
+    life: Option<Life>,
+    at: Stamp,
+}
+
+/// A suspect that was in flight at a death.
+#[derive(Clone, Copy, Debug)]
+struct Confirmed {
+    request: u64,
+    slot: usize,
+    at: Stamp,
+}
+
+impl Deaths {
+    /// One death counts once, however many streams of a request it broke and whenever. Another gateway does not know the life, and finds the
+    /// death sooner or later than this one.
+    fn add(&mut self, death: Death) {
+        let is_same = |known: &Death| match (known.life, death.life) {
+            (Some(known), Some(life)) => known == life,
+            _ => known.slot == death.slot && death.at.since(known.at) < SUSPECT_FOR,
+        };
+        if !self.of.iter().any(is_same) {
+            self.of.push(death);
+        }
+        self.last = death.at;
+    }
 }
 
 impl Default for PoisonRequests {
@@ -46,6 +82,7 @@ impl Default for PoisonRequests {
         Self {
             suspects: Mutex::default(),
             deaths: DashMap::new(),
+            unshared: Mutex::default(),
             answered: (0..ANSWERED).map(|_| AtomicU64::new(0)).collect(),
         }
     }
@@ -89,16 +126,29 @@ impl PoisonRequests {
         self.suspects.lock().retain(|suspect| {
             let is_confirmed = suspect.life.slot == slot && now.since(suspect.at) < SUSPECT_FOR;
             if is_confirmed && !self.has_answered(suspect.request) {
-                let mut deaths = self.deaths.entry(suspect.request).or_default();
-                // One death counts once, however many streams of a request it broke and whenever.
-                if !deaths.of.contains(&suspect.life) {
-                    deaths.of.push(suspect.life);
-                }
-                deaths.last = now;
+                let death = Death { slot, life: Some(suspect.life), at: now };
+                self.deaths.entry(suspect.request).or_default().add(death);
+                let mut unshared = self.unshared.lock();
+                unshared.truncate(MAX_UNSHARED - 1);
+                unshared.push_front(Confirmed { request: suspect.request, slot, at: now });
             }
             !is_confirmed
         });
         self.deaths.retain(|_, deaths| now.since(deaths.last) < REFUSED_FOR);
+    }
+
+    /// Another gateway had this request at the replica in this slot when that died.
+    pub fn heard(&self, request: u64, slot: usize, now: Stamp) {
+        if request != NO_BODY && !self.has_answered(request) && self.deaths.len() < MAX_SUSPECTS {
+            self.deaths.entry(request).or_default().add(Death { slot, life: None, at: now });
+        }
+    }
+
+    /// Requests and the slots of replicas that died of them, since the last call.
+    pub fn take_confirmed(&self, now: Stamp) -> Vec<(u64, usize)> {
+        let taken = std::mem::take(&mut *self.unshared.lock());
+        let is_news = |one: &Confirmed| now.since(one.at) < SUSPECT_FOR;
+        taken.into_iter().filter(is_news).map(|one| (one.request, one.slot)).collect()
     }
 
     /// How much longer a request is refused; `None` below two deaths, or where it shares them with others.
@@ -120,6 +170,8 @@ impl PoisonRequests {
 const SUSPECT_FOR: Duration = Duration::from_secs(15);
 const REFUSED_FOR: Duration = Duration::from_secs(600);
 const MAX_SUSPECTS: usize = 10_000;
+/// Deaths that wait to be shared. Requests that share a death with more are no suspects in the end.
+const MAX_UNSHARED: usize = 64;
 /// Requests with two deaths each, above which none of them stands out.
 const MAX_ALIKE: usize = 2;
 /// Answered requests that are remembered: 64 KiB for a pool.

@@ -80,7 +80,7 @@ impl FollowedRequests {
                 self.0.extend(followed.map(|followed| (notice.id, followed)));
                 is_known
             }
-            Event::Placed(_) | Event::Left(_) => false,
+            Event::Placed(_) | Event::Left(_) | Event::Died(_) => false,
             Event::FirstToken => {
                 if let Some(followed) = self.0.get_mut(&notice.id) {
                     followed.first_token(notice.at);

@@ -36,6 +36,8 @@ pub enum Event {
     Ended(Usage),
     /// The gateway sends no more requests to a replica.
     Left(Left),
+    /// A replica died while the gateway had a request there.
+    Died(Died),
 }
 
 /// A replica that a gateway ejected, or found unreachable.
@@ -45,6 +47,15 @@ pub struct Left {
     pub place: u64,
     /// Requests failed there; else a connect or a probe did.
     pub is_failing: bool,
+}
+
+/// A request that was in flight where a replica died.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Died {
+    /// [`place`] of the replica.
+    pub place: u64,
+    /// Hash of tenant, prompt and parameters under `routing.seed`.
+    pub request: u64,
 }
 
 /// A decision, as far as others need it.

@@ -7,7 +7,7 @@ use tokenway::fleet::status::ReplicaState;
 
 use super::{PATH, body, config_of, follow_each_other, in_step, pair};
 use crate::support::redis::Redis;
-use crate::support::replica::{Probes, Replica};
+use crate::support::replica::{Probes, Replica, Step};
 use crate::support::{Gateway, until, wire};
 
 /// Requests with different prompts, until the gateway has left the replica, which fails every one.
@@ -104,4 +104,35 @@ async fn the_only_replica_is_used_whatever_another_gateway_found() {
     eject(&gateways[0], &replica).await;
     until("it is heard of", || gateways[1].sum("tokenway_cluster_notices_total", &["received"]) > 0.0).await;
     assert_eq!(gateways[1].post(PATH, &body("hi")).await.replica(), replica.name());
+}
+
+#[tokio::test]
+async fn a_prompt_that_killed_two_replicas_of_one_gateway_is_refused_by_the_other() {
+    let (redis, replicas) = (Redis::start().await, Replica::several::<4>().await);
+    let start = async || {
+        let mut config = config_of(&redis, &replicas, PolicyName::RoundRobin);
+        config.pools[0].ejection.max_share = 1.0;
+        Gateway::start(config).await
+    };
+    let gateways = [start().await, start().await];
+    follow_each_other(&gateways).await;
+    for replica in &replicas {
+        replica.answers(|request| match request.text().contains("die") {
+            true => vec![Step::StopListening, Step::Reset],
+            false => wire::chat_stream(&["a"]),
+        });
+    }
+    assert_eq!(gateways[0].post(PATH, &body("die")).await.code(), "replica_failed");
+    let dead = |gateway: &Gateway| {
+        let all = gateway.replicas();
+        all.iter().filter(|replica| replica.state == ReplicaState::Unreachable).count()
+    };
+    for gateway in &gateways {
+        until("both have found two replicas dead", || dead(gateway) == 2).await;
+    }
+    in_step(&gateways).await;
+    for gateway in &gateways {
+        assert_eq!(gateway.post(PATH, &body("die")).await.code(), "suspected_poison");
+        assert_eq!(gateway.post(PATH, &body("live")).await.status(), 200, "others are not refused");
+    }
 }
