@@ -102,7 +102,8 @@ impl Ledger {
             let (at, account) = self.account(budget, now);
             let (taken, next) = (account.taken(), account.period(now).left(now));
             // It may be all that is taken until it is known what the others took.
-            let is_first = account.awaits_look(sharing) && !account.is_ahead;
+            let is_first =
+                matches!(sharing, Sharing::Shared { .. }) && account.is_unknown() && !account.is_ahead;
             for (kind, limit) in budget.limits().filter(|_| is_bounded && budget.hard) {
                 // One that is under way may use all that it reserved.
                 let left = match account.held.of(kind) {
@@ -492,6 +493,22 @@ mod tests {
                 }
             }
             assert!(!awaits_look(&mut ledger) && ask(&mut ledger).is_ok());
+        }
+    }
+
+    #[test]
+    fn a_request_that_waits_for_what_others_leave_is_not_let_in_as_the_first() {
+        let (mut ledger, budgets) = (Ledger::default(), [budget(Window::Minute, 100)]);
+        let shared = Sharing::Shared { gateways: 2 };
+        let ask = |ledger: &mut Ledger| ledger.check(&budgets, "m", wanted(50, 0), shared, at(0));
+        let reservation = ask(&mut ledger).unwrap();
+        drop(reservation);
+        // The look shows that another gateway, which knew it before this one began, has reserved all of it.
+        let account = &mut ledger.0[0];
+        let (own, _) = (account.own(), account.wishes(Some(2), false, false));
+        account.shared(own, Amounts::default(), None);
+        for _ in 0..3 {
+            assert_eq!(ask(&mut ledger).unwrap_err().wait, AGAIN);
         }
     }
 
