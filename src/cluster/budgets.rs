@@ -6,7 +6,6 @@
 //! a set of all budgets are those of which a gateway asks for more than the others leave it.
 
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, SystemTime};
 
 use redis::{Pipeline, RedisError};
 
@@ -15,19 +14,25 @@ use crate::admission::{Amounts, Claim, Others, TenantLimiter, Wish};
 use crate::clock::since_epoch;
 
 /// Publishes what this gateway has taken, and learns what the others have; of every budget where `is_due`. Whether there was any.
+///
+/// Until when a wish holds is by the broker's clock: those of two gateways may be apart.
 pub(super) async fn look(
     at: &Connected<'_>,
     tenants: &TenantLimiter,
     is_due: bool,
 ) -> Result<bool, RedisError> {
+    if tenants.is_empty() {
+        return Ok(false);
+    }
     let pressing = format!("{}:budgets-asked", at.cluster);
     let now = at.clock.wall(at.clock.now());
-    let pressed = if tenants.is_empty() {
-        HashSet::new()
-    } else {
-        let asked = redis::cmd("ZRANGEBYSCORE").arg(&pressing).arg(seconds(now)).arg("+inf").to_owned();
-        asked.query_async(&mut at.connection()).await?
-    };
+    let mut asking = Pipeline::new();
+    asking.cmd("TIME").cmd("ZRANGE").arg(&pressing).arg(0).arg(-1).arg("WITHSCORES");
+    let ((there, _), asked): ((i64, u32), Vec<(Vec<u8>, f64)>) =
+        asking.query_async(&mut at.connection()).await?;
+    let ahead = there.saturating_sub_unsigned(since_epoch(now).as_secs());
+    let pressed = asked.into_iter().filter(|(_, until)| *until >= there as f64);
+    let pressed: HashSet<_> = pressed.map(|(name, _)| name).collect();
     let claims = tenants.claims(is_due, &pressed, now);
     for claims in claims.chunks(MAX_CLAIMS) {
         let mut asking = Pipeline::with_capacity(6 * claims.len());
@@ -39,26 +44,22 @@ pub(super) async fn look(
             asking.cmd("EXPIREAT").arg(&key).arg(claim.until.saturating_add(KEPT)).ignore();
             let key = format!("{}:budget-lease:{}", at.cluster, claim.name);
             if let Some(Wish { levels: [a, b, c, d, e, f], until, .. }) = claim.wish {
-                let wish = format!("{a} {b} {c} {d} {e} {f} {}", until.saturating_add(APART));
+                let wish =
+                    format!("{a} {b} {c} {d} {e} {f} {}", until.saturating_add(ahead).saturating_add(APART));
                 asking.cmd("HSET").arg(&key).arg(at.field).arg(wish).ignore();
                 asking.cmd("EXPIRE").arg(&key).arg(KEPT).ignore();
             }
             asking.cmd("HGETALL").arg(&key);
             if claim.is_pressing {
-                asking.cmd("ZADD").arg(&pressing).arg(seconds(now + PRESSED)).arg(&claim.name).ignore();
-                asking
-                    .cmd("ZREMRANGEBYSCORE")
-                    .arg(&pressing)
-                    .arg("-inf")
-                    .arg(seconds(now - PRESSED))
-                    .ignore();
+                asking.cmd("ZADD").arg(&pressing).arg(there + PRESSED).arg(&claim.name).ignore();
+                asking.cmd("ZREMRANGEBYSCORE").arg(&pressing).arg("-inf").arg(there - PRESSED).ignore();
                 asking.cmd("EXPIRE").arg(&pressing).arg(KEPT).ignore();
             }
         }
         let fields: Vec<Fields> = asking.query_async(&mut at.connection()).await?;
         for (claim, fields) in claims.iter().zip(fields.chunks_exact(2)) {
             if let [taken, leased] = fields {
-                take_in(at.field, tenants, claim, taken, leased, now);
+                take_in(at.field, tenants, claim, taken, leased, there);
             }
         }
     }
@@ -68,14 +69,7 @@ pub(super) async fn look(
 /// Of a hash at the broker.
 type Fields = HashMap<Vec<u8>, Vec<u8>>;
 
-fn take_in(
-    own: &str,
-    tenants: &TenantLimiter,
-    claim: &Claim,
-    taken: &Fields,
-    leased: &Fields,
-    now: SystemTime,
-) {
+fn take_in(own: &str, tenants: &TenantLimiter, claim: &Claim, taken: &Fields, leased: &Fields, there: i64) {
     let (mut others, mut before) = (Others::default(), None);
     for (gateway, text) in taken {
         let Some(amounts) = read(text).map(amounts) else { continue };
@@ -83,8 +77,8 @@ fn take_in(
             before = Some(amounts);
         } else {
             let lease = leased.get(gateway).and_then(|text| read(text));
-            let levels = lease
-                .and_then(|[a, b, c, d, e, f, until]| is_after(until, now).then_some([a, b, c, d, e, f]));
+            let levels =
+                lease.and_then(|[a, b, c, d, e, f, until]| holds(until, there).then_some([a, b, c, d, e, f]));
             others.add(amounts, levels);
         }
     }
@@ -106,22 +100,18 @@ fn read<const N: usize>(text: &[u8]) -> Option<[u64; N]> {
     numbers.collect::<Result<Vec<_>, _>>().ok()?.try_into().ok()
 }
 
-fn is_after(until: u64, now: SystemTime) -> bool {
-    seconds(now) <= until
-}
-
-fn seconds(at: SystemTime) -> u64 {
-    since_epoch(at).as_secs()
+fn holds(until: u64, there: i64) -> bool {
+    i64::try_from(until).is_ok_and(|until| there <= until)
 }
 
 /// Of one round trip.
 const MAX_CLAIMS: usize = 500;
 /// Seconds that a window is kept after its end, for clocks that are apart.
 const KEPT: i64 = 3600;
-/// Seconds for which the others leave a gateway what it wished beyond what it keeps to, as their clocks may be apart.
+/// Seconds for which the others leave a gateway what it wished beyond what it keeps to: its looks may be late.
 const APART: i64 = 7;
-/// For how long the others look at a budget of which one asks for more.
-const PRESSED: Duration = Duration::from_secs(1);
+/// Seconds for which the others look at a budget of which one asks for more.
+const PRESSED: i64 = 1;
 
 #[cfg(test)]
 mod tests {
