@@ -146,7 +146,8 @@ impl Asking<'_> {
             is_quote,
         };
         // What its engine will refuse is no work for it: others would wait for nothing.
-        let is_no_work = request.computes == Computes::Nothing || pool.refuses_length(request.tokens);
+        let is_no_work = request.computes == Computes::Nothing
+            || request.length().is_some_and(|tokens| pool.refuses_length(tokens));
         let whole = if is_no_work { whole.past_engine() } else { whole };
         let ask = match self.task {
             Task::Whole => whole,

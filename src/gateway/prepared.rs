@@ -118,6 +118,12 @@ impl Prepared {
         record.conversation = self.conversation();
     }
 
+    /// How long its prompt is, where that is one text: what engines compare with the most that they take.
+    pub(super) fn length(&self) -> Option<Tokens> {
+        let is_one = self.computes == Computes::Answer && self.choices == 1 && self.prompt.size.media == 0;
+        is_one.then_some(self.tokens)
+    }
+
     /// What it belongs to with other requests: its session, else the conversation that its prompt continues.
     pub(super) fn conversation(&self) -> Option<u64> {
         self.session.or(self.prompt.conversation)

@@ -36,7 +36,9 @@ impl Exchange {
         let (answer, active) = &answered;
         let is_empty = self.note_empty(answer);
         let is_refusal = refusal(answer).is_some();
-        active.pick.pool.note_length(self.prepared.tokens, is_refusal);
+        if let Some(tokens) = self.prepared.length() {
+            active.pick.pool.note_length(tokens, is_refusal);
+        }
         if is_refusal {
             // It computed nothing of the prompt: no request is to follow it for a cache.
             active.pick.assignment.withdrawn(self.prepared.prompt.chain.hashes());

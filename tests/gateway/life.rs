@@ -251,15 +251,24 @@ async fn a_prompt_that_is_longer_than_engines_list_is_no_work_once_they_have_ref
     let model = r#""object":"model""#;
     replica.lists(&listing("tiny").replace(model, &format!(r#"{model},"max_model_len":1000"#)));
     let gateway = Gateway::start(config).await;
-    let asked = [(500, 400, true), (5000, 400, true), (5000, 200, false), (5000, 200, true)];
-    for (before, (words, status, is_work)) in asked.into_iter().enumerate() {
+    let chat =
+        |words| format!(r#"{{"messages":[{{"role":"user","content":"{}"}}]}}"#, "many words ".repeat(words));
+    // Engines take as many prompts in a list as come, each of which they take alone.
+    let list =
+        format!(r#"{{"prompt":[{}]}}"#, vec![format!("\"{}\"", "many words ".repeat(100)); 50].join(","));
+    let asked = [
+        (PATH, chat(500), 400, true),
+        (PATH, chat(5000), 400, true),
+        ("/v1/completions", list, 400, true),
+        (PATH, chat(5000), 200, false),
+        (PATH, chat(5000), 200, true),
+    ];
+    for (before, (path, body, status, is_work)) in asked.into_iter().enumerate() {
         let gate = replica.held(wire::json(status, "{}"));
-        let body =
-            format!(r#"{{"messages":[{{"role":"user","content":"{}"}}]}}"#, "many words ".repeat(words));
-        let mut client = gateway.sent(PATH, &body).await;
+        let mut client = gateway.sent(path, &body).await;
         replica.got(before + 1).await;
         let tokens = gateway.replicas()[0].inflight_prompt_tokens;
-        assert_eq!(tokens > 500, is_work, "{before}: {words} words, {tokens} tokens");
+        assert_eq!(tokens > 500, is_work, "{before}: {path}, {tokens} tokens");
         gate.cancel();
         client.reply().await;
         gateway.idle().await;
