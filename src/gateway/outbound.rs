@@ -329,6 +329,7 @@ impl Flight {
     pub(super) fn given_up(&self, record: &mut Record, chain: &[u64], now: Stamp) {
         record.estimated_output = self.unseen_output(now);
         if let Some(ActiveAttempt { pick, .. }) = &self.active
+            && !pick.assignment.is_counted_on()
             && self.times.connected.is_none_or(|sent| now < pick.assignment.begins(sent))
         {
             pick.assignment.withdrawn(chain);

@@ -418,6 +418,11 @@ impl Assignment {
         true
     }
 
+    /// Whether others await their first token there: what this request has them expect to be cached may be computed for them.
+    pub fn is_counted_on(&self) -> bool {
+        self.load.load.view().awaiting > 1
+    }
+
     /// The request was not sent there after all: what the replica did not have of its prompt it does not have, and no other made room for
     /// it. Without effect once its first token came.
     pub fn withdrawn(&self, chain: &[u64]) {
