@@ -146,9 +146,14 @@ impl Config {
         self.routes.iter().filter(move |route| canary(route).is_some_and(|known| known.name == pool.name))
     }
 
-    /// The other pools of the routes that a pool answers for.
+    /// The other pools that answer what a pool cannot: those of its routes, but their canaries.
     pub fn beside(&self, pool: &Pool) -> impl Iterator<Item = &Pool> {
-        self.routes_of(pool).flat_map(|route| self.pools_of(route)).filter(|other| other.name != pool.name)
+        let is_canary =
+            |route: &Route, at: usize| route.canary.as_ref().is_some_and(|canary| canary.pool == at);
+        let pools = self.routes_of(pool).flat_map(|route| route.pools.iter().map(move |to| (route, to.pool)));
+        let all = pools.filter(move |(route, at)| !is_canary(route, *at));
+        let all = all.filter_map(|(_, at)| self.pools.get(at));
+        all.filter(|other| other.name != pool.name)
     }
 
     /// Whether requests of a pool may be refused: one of its routes has a `[route.queue]`.
@@ -592,3 +597,19 @@ const ENGINE_PRIORITIES: std::ops::RangeInclusive<i64> = -1_000_000..=1_000_000;
 
 /// Bound of priorities in both directions.
 pub const MAX_PRIORITY: i32 = 100;
+
+#[cfg(test)]
+mod tests {
+    use super::check::check_str;
+
+    #[test]
+    fn a_canary_takes_no_request_that_its_baseline_lost_and_its_baseline_takes_its_own() {
+        let pool = |name| format!("[[pool]]\nname = \"{name}\"\nreplicas = [\"http://127.0.0.1:1\"]\n");
+        let text = ["a", "b", "c"].map(pool).concat()
+            + "[[route]]\nmodel = \"m\"\npools = [{ name = \"a\" }, { name = \"c\", weight = 1 }]\n[route.canary]\npool = \"b\"\n\
+               steps = [{ weight = 10, soak = \"1m\" }]\n";
+        let config = check_str("f", &text, &|_| None).unwrap();
+        let beside = |at: usize| config.beside(&config.pools[at]).map(|pool| &*pool.name).collect::<Vec<_>>();
+        assert_eq!([beside(0), beside(1), beside(2)], [vec!["c"], vec!["a", "c"], vec!["a"]]);
+    }
+}
