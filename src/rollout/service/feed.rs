@@ -282,7 +282,7 @@ impl Tap for Feed {
 }
 
 /// Identifies a replica: names are unique within a pool.
-fn id(pool: &str, replica: &str) -> u64 {
+pub(super) fn id(pool: &str, replica: &str) -> u64 {
     xxh3_64_with_seed(replica.as_bytes(), xxh3_64(pool.as_bytes()))
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
-use super::feed::{Ended, Observation, Seen};
+use super::feed::{Ended, Observation, Seen, id};
 use super::processes::{Earlier, Process};
 use super::shared::{Elsewhere, View};
 use super::spread::Spread;
@@ -488,7 +488,9 @@ impl Rollout {
         }
         let is_ready = |replica: &ReplicaSeen| replica.arm == Arm::Canary && replica.is_ready;
         self.is_served = self.awaited.is_none() && replicas.iter().any(is_ready);
-        self.spread.look();
+        let ready = fleet.iter().filter(|replica| replica.state == ReplicaState::Ready);
+        let ready: HashSet<u64> = ready.map(|replica| id(&replica.pool, &replica.replica)).collect();
+        self.spread.look(|replica| ready.contains(&replica));
         let missing = self.missing();
         if self.is_served && self.plan.soak(&self.canary, passed, missing.as_deref()) {
             self.is_dirty = true;
@@ -733,14 +735,18 @@ mod tests {
     /// A rollout for which these numbers of replicas of the baseline and of the canary answer. More of the baseline's are ready: of a
     /// pool that stands by.
     fn answered_by(mut rollout: Rollout, answering: [u64; 2]) -> Rollout {
-        let ready = |pool: &str| ReplicaStatus {
+        let ready = |pool: &str, at: u64| ReplicaStatus {
             pool: pool.into(),
+            replica: at.to_string().into(),
             state: ReplicaState::Ready,
             ..ReplicaStatus::default()
         };
-        let fleet = [vec![ready("a"); 20], vec![ready("b")]].concat();
-        for (arm, replicas) in [Arm::Baseline, Arm::Canary].into_iter().zip(answering) {
+        let of = |pool| (1..=20).map(move |at| ready(pool, at));
+        let fleet: Vec<_> = of("a").chain(of("b")).collect();
+        let arms = [(Arm::Baseline, "a"), (Arm::Canary, "b")];
+        for ((arm, pool), replicas) in arms.into_iter().zip(answering) {
             for replica in 1..=replicas {
+                let replica = id(pool, &replica.to_string());
                 let seen =
                     Seen::FirstToken { arm, replica, ttft: 0.25, conversation: None, has_queued: false };
                 let (route, class) = (Arc::clone(&rollout.route), Class::Short);

@@ -24,8 +24,9 @@ impl Spread {
         latest.push_back(replica);
     }
 
-    /// Counts the replicas anew.
-    pub(super) fn look(&mut self) {
+    /// Counts the replicas anew, of those that are there still.
+    pub(super) fn look(&mut self, is_there: impl Fn(u64) -> bool) {
+        self.latest.iter_mut().for_each(|latest| latest.retain(|replica| is_there(*replica)));
         self.answering = self.latest.each_ref().map(answering);
     }
 
@@ -45,7 +46,7 @@ fn answering(latest: &VecDeque<u64>) -> u64 {
     answers.values().filter(|count| 10 * **count >= busiest).count() as u64
 }
 
-/// Enough to find all of a hundred replicas, and few enough to forget within a minute those that are gone.
+/// Enough to find all of a hundred replicas, and few enough to find soon those that join.
 const LATEST: usize = 512;
 
 #[cfg(test)]
@@ -57,13 +58,16 @@ mod tests {
         let mut spread = Spread::default();
         let mut answer = |replicas: &[u64]| {
             replicas.iter().for_each(|replica| spread.answered(Arm::Baseline, *replica));
-            spread.look();
+            spread.look(|_| true);
             spread.answering()
         };
         assert_eq!(answer(&[]), [0, 0]);
         assert_eq!(answer(&[1, 1, 2, 1]), [2, 0]);
         assert_eq!(answer(&[1, 2].repeat(20)), [2, 0]);
         assert_eq!(answer(&[3, 4]), [2, 0], "of a standby pool, for a moment");
-        assert_eq!(answer(&[1].repeat(LATEST)), [1, 0], "2 is gone");
+        assert_eq!(answer(&[1].repeat(LATEST)), [1, 0], "2 gets nothing any more");
+        assert_eq!(answer(&[1, 2].repeat(LATEST)), [2, 0]);
+        spread.look(|replica| replica != 2);
+        assert_eq!(spread.answering(), [1, 0], "2 is gone");
     }
 }
