@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
 use super::amounts::{Amounts, Kind};
-use super::lease::{ByKind, Sharing};
+use super::lease::ByKind;
 use super::tenant::TenantLimiter;
 use crate::clock::since_epoch;
 
@@ -63,12 +63,15 @@ impl Others {
 }
 
 impl TenantLimiter {
-    /// What others have yet to learn, and what those `pressed` by name are to be looked at for; `is_due` claims everything.
-    pub fn claims(&self, is_due: bool, pressed: &HashSet<Vec<u8>>, now: SystemTime) -> Vec<Claim> {
-        let gateways = match self.sharing() {
-            Sharing::Shared { gateways } => Some(gateways),
-            Sharing::Alone | Sharing::Closed => None,
-        };
+    /// What others have yet to learn, and what those `pressed` by name are to be looked at for; `is_due` claims everything. `gateways`
+    /// is `None` for one that gives its shares up.
+    pub fn claims(
+        &self,
+        gateways: Option<u32>,
+        is_due: bool,
+        pressed: &HashSet<Vec<u8>>,
+        now: SystemTime,
+    ) -> Vec<Claim> {
         let leased = i64::try_from(since_epoch(now + LEASED).as_secs()).unwrap_or(i64::MAX);
         let mut claims = Vec::new();
         self.each_ledger(|tenant, key, ledger| {

@@ -14,11 +14,13 @@ use crate::admission::{Amounts, Claim, Others, TenantLimiter, Wish};
 use crate::clock::since_epoch;
 
 /// Publishes what this gateway has taken, and learns what the others have; of every budget where `is_due`. Whether there was any.
+/// `gateways` is `None` for one that gives its shares up.
 ///
 /// Until when a wish holds is by the broker's clock: those of two gateways may be apart.
 pub(super) async fn look(
     at: &Connected<'_>,
     tenants: &TenantLimiter,
+    gateways: Option<u32>,
     is_due: bool,
 ) -> Result<bool, RedisError> {
     if tenants.is_empty() {
@@ -33,7 +35,7 @@ pub(super) async fn look(
     let ahead = there.saturating_sub_unsigned(since_epoch(now).as_secs());
     let pressed = asked.into_iter().filter(|(_, until)| *until >= there as f64);
     let pressed: HashSet<_> = pressed.map(|(name, _)| name).collect();
-    let claims = tenants.claims(is_due, &pressed, now);
+    let claims = tenants.claims(gateways, is_due, &pressed, now);
     for claims in claims.chunks(MAX_CLAIMS) {
         let mut asking = Pipeline::with_capacity(6 * claims.len());
         for claim in claims {

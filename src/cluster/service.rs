@@ -315,7 +315,8 @@ impl Service {
         tenants.share(Sharing::Shared { gateways: self.gateways() });
         for look in 0u32.. {
             ticks.tick().await;
-            let mut looking = pin!(budgets::look(at, tenants, look.is_multiple_of(LOOKS)));
+            let mut looking =
+                pin!(budgets::look(at, tenants, Some(self.gateways()), look.is_multiple_of(LOOKS)));
             let looked = match tokio::time::timeout(LOOK_LATE, &mut looking).await {
                 Ok(looked) => looked,
                 // Requests wait for it at the turn of a window, though not as long as it takes to give a broker up.
@@ -342,8 +343,8 @@ impl Service {
         tenants.share(Sharing::Closed);
         let looked = async {
             // A first look writes nothing over what it finds, and one that was under way may have written what was reserved.
-            budgets::look(at, tenants, true).await?;
-            budgets::look(at, tenants, true).await
+            budgets::look(at, tenants, None, true).await?;
+            budgets::look(at, tenants, None, true).await
         };
         if !matches!(tokio::time::timeout(LAST_LOOK, looked).await, Ok(Ok(_))) {
             tracing::warn!(

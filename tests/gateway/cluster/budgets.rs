@@ -6,7 +6,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokenway::config::OnLoss;
 
-use super::{PATH, body, budgeted, follow_each_other, status, two_with_budget, with_budget};
+use super::{PATH, body, budgeted, follow_each_other, full, status, two_with_budget, with_budget};
 use crate::cluster_keys::state;
 use crate::support::redis::Redis;
 use crate::support::replica::{Gate, Replica};
@@ -229,4 +229,22 @@ async fn with_state(redis: &Redis, replicas: &[Replica], folder: &Path) -> Gatew
     let mut config = budgeted(redis, replicas, LIMIT, OnLoss::Open);
     config.state = state(folder);
     Gateway::start(config).await
+}
+
+#[tokio::test]
+async fn a_broker_that_takes_no_writes_takes_no_shares_either() {
+    let (redis, replicas) = (Redis::start().await, Replica::several::<3>().await);
+    let gateways = two_with_budget(&redis, &replicas, 40, OnLoss::Closed).await;
+    assert_eq!(status(&gateways[0]).await, 200);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    full(&redis, true).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    for n in 0..15 {
+        assert_eq!(status(&gateways[0]).await, 200, "{n}: its half");
+    }
+    let mut more = 0;
+    while status(&gateways[0]).await == 200 {
+        more += 1;
+    }
+    assert!(more < 10, "{more} beyond its half");
 }
