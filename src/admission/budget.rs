@@ -343,6 +343,7 @@ impl Account {
     pub(super) fn shared(&mut self, own: Amounts, others: Amounts, before: Option<Amounts>) {
         if before.is_none() && !self.is_unknown() {
             self.lost = self.others();
+            self.lease.get_or_insert_default().forgotten();
         }
         let mut known = own;
         if let Some(before) = before.filter(|_| self.is_unknown()) {

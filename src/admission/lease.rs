@@ -35,6 +35,8 @@ pub(super) struct Lease {
     parts: [Part; Kind::ALL.len()],
     /// In seconds since 1970.
     until: i64,
+    /// What the others had claimed when the broker forgot it, and until when, known from the next look on, that counts.
+    forgotten: Option<(ByKind, Option<i64>)>,
     /// A request came since the last look at all accounts, ...
     is_busy: bool,
     /// ... or between the two before.
@@ -87,6 +89,11 @@ impl Lease {
         self.parts.iter().any(|part| part.asked > 0)
     }
 
+    /// The broker has lost its memory: what the others had claimed counts until they have had the time to write it again.
+    pub(super) fn forgotten(&mut self) {
+        self.forgotten = Some((self.parts.map(|part| part.claimed), None));
+    }
+
     /// A look at all accounts begins.
     pub(super) fn turn(&mut self) {
         self.was_busy = std::mem::take(&mut self.is_busy);
@@ -134,10 +141,18 @@ impl Lease {
         claimed: ByKind,
         until: i64,
     ) {
+        let forgotten = self
+            .forgotten
+            .take()
+            .map(|(by_kind, ends)| (by_kind, ends.unwrap_or_else(|| until.saturating_add(WRITTEN_AGAIN))));
+        let forgotten = forgotten.filter(|(_, ends)| until <= *ends);
+        self.forgotten = forgotten.map(|(by_kind, ends)| (by_kind, Some(ends)));
+        let forgotten = forgotten.unwrap_or_default().0;
         for (at, kind) in Kind::ALL.into_iter().enumerate() {
+            let claimed = claimed[at].max(forgotten[at]);
             let part = &mut self.parts[at];
-            part.claimed = claimed[at];
-            part.level = wishes[at].min(part.limit.unwrap_or_default().saturating_sub(claimed[at]));
+            part.claimed = claimed;
+            part.level = wishes[at].min(part.limit.unwrap_or_default().saturating_sub(claimed));
             part.is_short |= part.level < wishes[at];
             if own.of(kind).saturating_add(asked[at]) <= part.level {
                 part.is_short = false;
@@ -147,6 +162,9 @@ impl Lease {
         self.until = until;
     }
 }
+
+/// Seconds in which gateways are at a broker again that was restarted.
+const WRITTEN_AGAIN: i64 = 5;
 
 #[cfg(test)]
 mod tests {
@@ -262,5 +280,27 @@ mod tests {
         let shared = Sharing::Shared { gateways: 2 };
         assert!(covers(shared, 10) && !covers(shared, 11));
         assert!(covers(Sharing::Closed, 11), "its broker is away, and so it is for the others");
+    }
+
+    #[test]
+    fn what_others_claimed_counts_for_a_while_after_the_broker_forgot_it() {
+        let mut lease = Gateway::new().lease;
+        let mut look = |claimed: u64, until: i64, forgets: bool| {
+            if forgets {
+                lease.forgotten();
+            }
+            let claimed = [claimed; Kind::ALL.len()];
+            let ask = |lease: &mut Lease| {
+                lease.covers(Sharing::Closed, (Kind::Requests, LIMIT), (requests(0), 500), Unix(0))
+            };
+            ask(&mut lease);
+            let (asked, wishes) = (lease.asked(), lease.wishes(requests(0), Some(2), true, true));
+            lease.grant(requests(0), (asked, wishes), claimed, until);
+            ask(&mut lease)
+        };
+        assert!(!look(900, 3, false));
+        assert!(!look(0, 4, true), "the others have yet to write it again");
+        assert!(!look(0, 4 + WRITTEN_AGAIN, false));
+        assert!(look(0, 5 + WRITTEN_AGAIN, false), "whoever is there has");
     }
 }
