@@ -623,7 +623,8 @@ mod tests {
         *pods.lock() = vec!["u2", "u3"];
         passes(2 * TICK, TICK).await;
         assert!(restarted.canary().reason.contains(": 1 of 2 "), "{}", restarted.canary().reason);
-        *pods.lock() = vec!["u3", "u4"];
+        // It was r3's all the time.
+        restarted.feed.act("llama", Action::Resume).await.unwrap();
         passes(2 * TICK, TICK).await;
         let begun = restarted.canary();
         assert!(begun.weight > 0.0 && begun.soaked > 0.0, "{begun:?}");

@@ -27,6 +27,7 @@ impl Process {
 }
 
 /// Pods of revisions that were rolled back, by uid: which revision it was.
+#[derive(Default)]
 pub(super) struct Earlier(HashMap<String, Arc<str>>);
 
 impl Earlier {
