@@ -79,7 +79,7 @@ impl Amounts {
         self.each(other, u64::saturating_add)
     }
 
-    pub(super) fn each(self, other: Self, apply: fn(u64, u64) -> u64) -> Self {
+    pub(crate) fn each(self, other: Self, apply: fn(u64, u64) -> u64) -> Self {
         Self {
             input: apply(self.input, other.input),
             cached: apply(self.cached, other.cached),

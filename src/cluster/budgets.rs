@@ -6,6 +6,7 @@
 //! a set of all budgets are those of which a gateway asks for more than the others leave it.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
 
 use redis::{Pipeline, RedisError};
 
@@ -61,7 +62,7 @@ pub(super) async fn look(
         let fields: Vec<Fields> = asking.query_async(&mut at.connection()).await?;
         for (claim, fields) in claims.iter().zip(fields.chunks_exact(2)) {
             if let [taken, leased] = fields {
-                take_in(at.field, tenants, claim, taken, leased, there);
+                take_in(at, tenants, claim, taken, leased, there);
             }
         }
     }
@@ -71,11 +72,22 @@ pub(super) async fn look(
 /// Of a hash at the broker.
 type Fields = HashMap<Vec<u8>, Vec<u8>>;
 
-fn take_in(own: &str, tenants: &TenantLimiter, claim: &Claim, taken: &Fields, leased: &Fields, there: i64) {
+fn take_in(
+    at: &Connected<'_>,
+    tenants: &TenantLimiter,
+    claim: &Claim,
+    taken: &Fields,
+    leased: &Fields,
+    there: i64,
+) {
     let (mut others, mut before) = (Others::default(), None);
     for (gateway, text) in taken {
         let Some(amounts) = read(text).map(amounts) else { continue };
-        if gateway == own.as_bytes() {
+        if gateway == at.field.as_bytes() {
+            // Nobody but a gateway of the same name has written more than this one has used.
+            if !claim.is_first && amounts != amounts.each(claim.used, u64::min) {
+                note_twin(at);
+            }
             before = Some(amounts);
         } else {
             let lease = leased.get(gateway).and_then(|text| read(text));
@@ -85,6 +97,16 @@ fn take_in(own: &str, tenants: &TenantLimiter, claim: &Claim, taken: &Fields, le
         }
     }
     tenants.claimed(claim, &others, before);
+}
+
+fn note_twin(at: &Connected<'_>) {
+    if !at.has_twin.swap(true, Ordering::Relaxed) {
+        tracing::warn!(
+            gateway = at.field,
+            "cluster: another gateway has this one's name: hard budgets are taken twice; a state directory was copied: remove \
+             budgets-<admin port>.json from one of the two and start that again"
+        );
+    }
 }
 
 fn written(amounts: &Amounts) -> String {

@@ -1,5 +1,7 @@
 //! The broker while it is connected, and what each part of the gateway works with there.
 
+use std::sync::atomic::AtomicBool;
+
 use redis::aio::MultiplexedConnection;
 
 use super::link::Link;
@@ -18,6 +20,8 @@ pub(super) struct Connected<'c> {
     pub(super) fleet: &'c Fleet,
     pub(super) clock: Clock,
     pub(super) refused: &'c Refused,
+    /// Whether another gateway was found to have the same name.
+    pub(super) has_twin: &'c AtomicBool,
 }
 
 impl Connected<'_> {

@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
@@ -67,6 +67,7 @@ pub fn start(config: &Cluster, seed: &Secret, deps: Deps) {
     let head = wire::Head { sender: own, sequence: 0, seed };
     let service = Service {
         field,
+        has_twin: AtomicBool::new(false),
         journal: Journal::new(&config.name, head),
         gateways: AtomicU32::default(),
         channel: channel(config),
@@ -108,6 +109,7 @@ struct Service {
     channel: String,
     /// Its field in the hashes of budgets.
     field: String,
+    has_twin: AtomicBool,
     /// Those alive, this one included; 0 before any can have been heard of.
     gateways: AtomicU32,
     config: Cluster,
@@ -225,6 +227,7 @@ impl Service {
             fleet: &self.deps.fleet,
             clock: self.deps.gateway.clock,
             refused: &self.refused,
+            has_twin: &self.has_twin,
         };
         at.connection().subscribe(&self.channel).await?;
         // What waited is as old as the loss was long.
