@@ -172,7 +172,7 @@ impl Pick {
     pub fn shows_life(&self, now: Stamp) {
         self.pool.dispatcher.answered(now);
         self.replica.health.vitals.answered(now);
-        self.pool.poison.answered(self.identity);
+        self.pool.poison.answered(self.identity, self.replica.slot());
     }
 
     /// Nothing came for too long.
@@ -246,7 +246,9 @@ impl Pick {
     fn count_failure(&self, now: Stamp) -> bool {
         let answers = &self.replica.health.answers;
         let is_on_trial = answers.is_on_trial();
-        answers.failed(self.request, now);
+        // What another replica has answered is not to blame: each such failure is one of its own.
+        let is_answered = self.pool.poison.has_answered_elsewhere(self.identity, self.replica.slot());
+        answers.failed(if is_answered { now.as_nanos() } else { self.request }, now);
         self.publish_beside_peers(now);
         let rate = answers.failure_rate(now).unwrap_or_default();
         match self.usual_of_peers(|other| other.health.answers.failure_rate(now)) {

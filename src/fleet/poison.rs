@@ -27,7 +27,8 @@ pub struct PoisonRequests {
     deaths: DashMap<u64, Deaths>,
     /// The newest deaths that other gateways may not know.
     unshared: Mutex<VecDeque<Confirmed>>,
-    /// Requests that were answered of late, each at the place that its hash says: a later one takes it over.
+    /// Requests that were answered of late, each at the place that its hash says, where a later one takes it over: the hash, and in place
+    /// of the bits that the place has, the slot of the replica.
     answered: Box<[AtomicU64]>,
 }
 
@@ -102,10 +103,10 @@ impl PoisonRequests {
         }
     }
 
-    /// A replica gave the whole answer to this request.
-    pub(super) fn answered(&self, request: u64) {
+    /// The replica in this slot gave the whole answer to this request.
+    pub(super) fn answered(&self, request: u64, slot: usize) {
         if let Some(place) = self.place(request) {
-            place.store(request, Ordering::Relaxed);
+            place.store(request & !PLACES | slot_bits(slot), Ordering::Relaxed);
         }
         if !self.deaths.is_empty() {
             self.deaths.remove(&request);
@@ -114,7 +115,17 @@ impl PoisonRequests {
 
     /// Whether this request was answered recently.
     pub fn has_answered(&self, request: u64) -> bool {
-        self.place(request).is_some_and(|place| place.load(Ordering::Relaxed) == request)
+        self.last_answered(request).is_some()
+    }
+
+    /// Whether another replica than the one in this slot was the last to answer this request.
+    pub(super) fn has_answered_elsewhere(&self, request: u64, slot: usize) -> bool {
+        self.last_answered(request).is_some_and(|last| last != slot_bits(slot))
+    }
+
+    fn last_answered(&self, request: u64) -> Option<u64> {
+        let answered = self.place(request).filter(|_| request != NO_BODY)?.load(Ordering::Relaxed);
+        (answered & !PLACES == request & !PLACES).then_some(answered & PLACES).filter(|slot| *slot > 0)
     }
 
     fn place(&self, request: u64) -> Option<&AtomicU64> {
@@ -166,6 +177,11 @@ impl PoisonRequests {
     }
 }
 
+/// Never zero, which is no answer. There are fewer slots than places.
+fn slot_bits(slot: usize) -> u64 {
+    (slot as u64 + 1) & PLACES
+}
+
 /// A death is confirmed within this time of the broken attempt.
 const SUSPECT_FOR: Duration = Duration::from_secs(15);
 const REFUSED_FOR: Duration = Duration::from_secs(600);
@@ -176,6 +192,8 @@ const MAX_UNSHARED: usize = 64;
 const MAX_ALIKE: usize = 2;
 /// Answered requests that are remembered: 64 KiB for a pool.
 const ANSWERED: usize = 8192;
+/// The bits of a hash that its place has.
+const PLACES: u64 = ANSWERED as u64 - 1;
 
 #[cfg(test)]
 mod tests {
@@ -193,7 +211,7 @@ mod tests {
     fn what_has_no_body_is_no_suspect() {
         let poison = PoisonRequests::default();
         // Another request takes the place of what was answered.
-        poison.answered(ANSWERED as u64);
+        poison.answered(ANSWERED as u64, 0);
         (0..2).for_each(|slot| die(&poison, slot, &[NO_BODY]));
         assert_eq!(poison.refused_for(NO_BODY, at(3)), None);
     }
@@ -206,14 +224,14 @@ mod tests {
         die(&poison, 1, &[7]);
         assert!(poison.refused_for(7, at(3)).is_some());
         assert_eq!(poison.refused_for(8, at(3)), None);
-        poison.answered(7);
+        poison.answered(7, 0);
         assert_eq!(poison.refused_for(7, at(3)), None);
     }
 
     #[test]
     fn a_popular_request_that_was_answered_before_is_no_suspect() {
         let poison = PoisonRequests::default();
-        poison.answered(7);
+        poison.answered(7, 0);
         for slot in 0..3 {
             die(&poison, slot, &[7]);
         }

@@ -259,6 +259,28 @@ async fn what_one_client_gets_and_what_all_replicas_answer_says_nothing_about_an
     }
 }
 
+/// A load test, samples of one prompt: there is no second prompt that could fail.
+#[tokio::test]
+async fn a_replica_that_breaks_the_prompt_that_others_answer_is_left() {
+    for policy in [PolicyName::RoundRobin, PolicyName::Latency] {
+        let (gateway, replicas) = four(policy).await;
+        replicas.iter().for_each(|replica| _ = replica.always(wire::chat_stream(&["a", "b"])));
+        replicas[0].always(wire::begun_then("x", [wire::event(wire::content("y")), Step::Reset]));
+        let mut broken = 0;
+        for _ in 0..20 {
+            // As many at once as there are replicas: each gets some.
+            let mut clients = Vec::new();
+            for _ in 0..8 {
+                clients.push(gateway.sent(PATH, CHAT).await);
+            }
+            for mut client in clients {
+                broken += usize::from(!client.reply().await.body.is_complete);
+            }
+        }
+        assert!(broken <= 12, "{policy:?}: {broken} of 160");
+    }
+}
+
 /// Where each of the conversations goes with its next turn.
 async fn homes(gateway: &Gateway, turn: usize) -> Vec<String> {
     let mut homes = Vec::new();
