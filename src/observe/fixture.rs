@@ -96,6 +96,7 @@ pub(crate) fn stream() -> Record {
             is_filling: false,
             longest_fill: Duration::ZERO,
             is_filling_beside: false,
+            is_alone: false,
             weighed: Box::default(),
         }),
         tokens: TokenCounts { input: Some(Tokens(100)), cached: Some(Tokens(64)), output: Some(Tokens(21)) },

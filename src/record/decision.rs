@@ -33,6 +33,8 @@ pub struct DecisionSummary {
     pub longest_fill: Duration,
     /// The same while its stream was decoded: what stalls it is none either.
     pub is_filling_beside: bool,
+    /// Nothing else ran at the chosen replica: how many share its steps is no cause of their pace.
+    pub is_alone: bool,
     /// The best candidates and the chosen one, cheapest first; empty where the policy does not predict, and for most requests
     /// under high load.
     pub weighed: Box<[Weighed]>,

@@ -90,6 +90,7 @@ impl Decision {
             is_filling: false,
             longest_fill: Duration::ZERO,
             is_filling_beside: false,
+            is_alone: false,
             weighed: Box::default(),
         }
     }

@@ -338,8 +338,10 @@ impl Rollout {
         let is_of_pace = is_denser && record.dialect.generates();
         let is_of_load = is_of_pace || self.is_smaller() && record.has_queued();
         let answer_time = ended.answer_time.filter(|_| !is_of_load);
-        let is_stalled = record.decision.as_ref().is_some_and(|decision| decision.is_filling_beside);
-        let tpot = record.tpot().filter(|_| !is_denser && !is_stalled);
+        let decision = record.decision.as_ref();
+        let is_stalled = decision.is_some_and(|decision| decision.is_filling_beside);
+        let is_alone = decision.is_some_and(|decision| decision.is_alone);
+        let tpot = record.tpot().filter(|_| (!is_denser || is_alone) && !is_stalled);
         for (measure, value) in [
             (Measure::Ttft, ended.censored.or(answer_time)),
             (Measure::Tpot, tpot.map(|tpot| tpot.max(LEAST_TPOT).as_secs_f64())),
@@ -629,7 +631,8 @@ impl Rollout {
             let [baseline, canary] = self.spread.answering();
             let _ = write!(
                 reason,
-                "; too few replicas for its share, {canary} beside {baseline}: ITL and TPOT are not compared"
+                "; {canary} of its replicas answer beside {baseline} of the baseline, too few for its share: ITL is not compared, and \
+                 TPOT only of streams that began alone"
             );
         }
         if self.plan.state == RolloutState::Running
@@ -813,6 +816,28 @@ mod tests {
         };
         assert_eq!(compared(together), Some([5.0; 2]), "half a millisecond");
         assert_eq!(compared(|record| record.decision.as_mut().unwrap().is_filling_beside = true), None);
+    }
+
+    #[test]
+    fn of_a_canary_whose_traffic_gathers_at_one_replica_streams_that_began_alone_are_compared() {
+        let config = config("");
+        let route = &config.routes[0];
+        for (is_alone, expected) in [(false, false), (true, true)] {
+            let mut rollout = Rollout::new(&config, route, route.canary.as_ref().unwrap(), None).unwrap();
+            rollout.plan.step = 1;
+            let mut rollout = answered_by(rollout, [2, 1]);
+            let mut record = Record { is_stream: true, ..fixture::stream() };
+            record.decision.as_mut().unwrap().is_alone = is_alone;
+            let record = Arc::new(record);
+            for arm in [Arm::Baseline, Arm::Canary] {
+                let seen = Seen::Ended(Box::new(answered(arm, &record)));
+                let (route, class) = (Arc::clone(&route.name), Class::Short);
+                rollout.observe(2.0, &Observation { route, class, seen });
+            }
+            let compared = rollout.judge.compared();
+            assert_eq!(compared.iter().any(|compared| compared.measure.as_str() == "tpot"), expected);
+            assert!(rollout.view().reason.contains("1 of its replicas answer beside 2"));
+        }
     }
 
     #[test]
