@@ -1,26 +1,23 @@
 //! Findings of drift detection as OTLP log records, which is what OpenTelemetry calls events.
 //!
-//! A bounded queue and one task. A collector that hangs or refuses costs counted events and
-//! nothing else: the admin API, the metrics and the webhook show what holds. Nothing is sent again.
+//! A collector that hangs or refuses costs counted events and nothing else: the admin API, the metrics and the webhook show
+//! what holds.
 
 use std::sync::Arc;
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::logs::v1::{LogRecord, SeverityNumber};
-use opentelemetry_proto::tonic::resource::v1::Resource;
-use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
 
-use crate::background::Background;
 use crate::clock;
 use crate::drift::detectors::table::MAX_FINDINGS;
 use crate::drift::detectors::{Fact, Finding};
+use crate::observe::Surroundings;
 use crate::observe::metrics::{DeliveryResult, Metrics};
-use crate::observe::otlp::{self, Collector, CollectorError, Exporter, attribute, logs, text, texts};
+use crate::observe::otlp::{self, BatchQueue, Collector, CollectorError, LogBatch, attribute, text, texts};
 
 /// Queues events for the collector.
 pub struct FindingEvents {
-    queue: mpsc::Sender<LogRecord>,
+    queue: BatchQueue<LogBatch>,
     metrics: Arc<Metrics>,
 }
 
@@ -28,19 +25,16 @@ impl FindingEvents {
     /// Starts the task that exports. `None` where only the address for spans is known: events have one of their own.
     pub fn start(
         collector: &Collector,
-        background: &Background,
+        around: &Surroundings,
         metrics: &Arc<Metrics>,
     ) -> Result<Option<Self>, CollectorError> {
-        let Some(exporter) = collector.logs()? else {
+        let queue = LogBatch::start(collector, around, metrics, MAX_FINDINGS, count)?;
+        if queue.is_none() {
             tracing::warn!(
                 "the OTLP address is one for traces alone: findings of drift are not exported as events"
             );
-            return Ok(None);
-        };
-        let (queue, events) = mpsc::channel(MAX_FINDINGS);
-        let export = export(events, exporter, collector.resource(), Arc::clone(metrics));
-        background.spawn(export);
-        Ok(Some(Self { queue, metrics: Arc::clone(metrics) }))
+        }
+        Ok(queue.map(|queue| Self { queue, metrics: Arc::clone(metrics) }))
     }
 
     /// Something was found.
@@ -55,28 +49,14 @@ impl FindingEvents {
     }
 
     fn send(&self, finding: &Finding, severity: SeverityNumber, at: f64) {
-        if self.queue.try_send(event(finding, severity, at)).is_err() {
-            self.metrics.families.control.drift_events.inc([DeliveryResult::Dropped.as_str()]);
+        if self.queue.sender.try_send(event(finding, severity, at)).is_err() {
+            count(&self.metrics, DeliveryResult::Dropped, 1);
         }
     }
 }
 
-async fn export(
-    mut events: mpsc::Receiver<LogRecord>,
-    mut exporter: Exporter,
-    resource: Resource,
-    metrics: Arc<Metrics>,
-) {
-    let mut batch = Vec::new();
-    while events.recv_many(&mut batch, MAX_FINDINGS).await > 0 {
-        let events = batch.len() as u64;
-        let export = logs(std::mem::take(&mut batch), resource.clone());
-        let sent = exporter.send(export, &CancellationToken::new()).await;
-        let lost = sent.map_or_else(|lost| lost.of(events), |()| 0);
-        for (result, count) in [(DeliveryResult::Sent, events - lost), (DeliveryResult::Failed, lost)] {
-            metrics.families.control.drift_events.inc_by([result.as_str()], count);
-        }
-    }
+fn count(metrics: &Metrics, result: DeliveryResult, events: u64) {
+    metrics.families.control.drift_events.inc_by([result.as_str()], events);
 }
 
 fn event(finding: &Finding, severity: SeverityNumber, at: f64) -> LogRecord {

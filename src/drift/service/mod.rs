@@ -57,10 +57,7 @@ pub fn start(
     collector: Option<&Collector>,
 ) -> Result<Feed, DriftError> {
     let (clock, background) = (around.clock, &around.background);
-    let events = match collector {
-        Some(collector) => FindingEvents::start(collector, background, metrics)?,
-        None => None,
-    };
+    let events = collector.map(|collector| FindingEvents::start(collector, around, metrics)).transpose()?;
     let (sender, receiver) = mpsc::channel(MAX_QUEUED);
     let board = Arc::new(Board::default());
     let (loud, findings) = watch::channel(ById::new());
@@ -73,7 +70,7 @@ pub fn start(
         fleet: around.fleet.clone(),
         detectors: Detectors::new(Settings::from(config)),
         board,
-        told: Told::new(Arc::clone(metrics), loud, events),
+        told: Told::new(Arc::clone(metrics), loud, events.flatten()),
         clock,
         state: config.state.path().map(PathBuf::from),
         new: Vec::new(),

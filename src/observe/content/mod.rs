@@ -7,7 +7,6 @@
 mod answer;
 mod capture;
 mod entry;
-mod events;
 pub mod fields;
 mod messages;
 mod redact;

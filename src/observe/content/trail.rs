@@ -11,13 +11,12 @@ use std::time::Duration;
 
 use super::capture::{Capture, Reader};
 use super::entry::Entry;
-use super::events::{self, Entries};
 use super::redact::{BEYOND_CUT, Redact};
 use crate::clock::Clock;
 use crate::config::Content;
 use crate::observe::line_writer::{LineWriter, LogOutput};
-use crate::observe::metrics::{ContentLoss, Metrics};
-use crate::observe::otlp::{BatchQueue, Collector};
+use crate::observe::metrics::{ContentLoss, DeliveryResult, Metrics};
+use crate::observe::otlp::{BatchQueue, Collector, CollectorError, LogBatch};
 use crate::observe::{ObserveError, Surroundings};
 use crate::record::Record;
 
@@ -25,7 +24,7 @@ use crate::record::Record;
 pub(in crate::observe) struct Trail {
     sender: SyncSender<Job>,
     lines: Option<Arc<LineWriter>>,
-    events: Option<Arc<BatchQueue<Entries>>>,
+    events: Option<Arc<BatchQueue<LogBatch>>>,
     limit: usize,
     metrics: Arc<Metrics>,
 }
@@ -56,7 +55,10 @@ impl Trail {
                 .map_err(|error| ObserveError::Content { path: path.clone(), error })
         });
         let events = collector.filter(|_| config.otlp);
-        let events = events.map(|collector| events::start(collector, around, metrics));
+        let events = events.map(|collector| {
+            LogBatch::start(collector, around, metrics, MAX_QUEUED, exported)?
+                .ok_or(CollectorError::TracesAlone)
+        });
         let (lines, events) = (lines.transpose()?, events.transpose()?.map(Arc::new));
         let (sender, jobs) = sync_channel(MAX_QUEUED);
         let writer = Writer {
@@ -124,7 +126,7 @@ struct Writer {
     redact: Redact,
     limit: usize,
     lines: Option<Arc<LineWriter>>,
-    events: Option<Arc<BatchQueue<Entries>>>,
+    events: Option<Arc<BatchQueue<LogBatch>>>,
     clock: Clock,
     metrics: Arc<Metrics>,
 }
@@ -160,6 +162,12 @@ impl Writer {
 
 fn queue_full(metrics: &Metrics) {
     metrics.families.process.content_dropped.inc([ContentLoss::QueueFull.as_str()]);
+}
+
+fn exported(metrics: &Metrics, result: DeliveryResult, entries: u64) {
+    if result != DeliveryResult::Sent {
+        metrics.families.process.content_dropped.inc_by([ContentLoss::ExportFailed.as_str()], entries);
+    }
 }
 
 fn complain(error: &io::Error) {

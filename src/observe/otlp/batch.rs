@@ -27,6 +27,9 @@ pub(crate) trait Batch: Send + 'static {
 
     fn export(&self, parts: Vec<Self::Part>) -> Self::Export;
 
+    /// Counts what the collector took.
+    fn sent(&self, _parts: u64) {}
+
     /// Counts what the collector did not get.
     fn lost(&self, reason: DropReason, parts: u64);
 }
@@ -91,11 +94,12 @@ impl<B: Batch> Task<B> {
             let count = parts.len() as u64;
             // Boxed: large, and once a batch.
             let export = Box::pin(self.exporter.deliver(self.batch.export(parts), &self.end.closing));
-            match self.end.given_up.run_until_cancelled(export).await {
-                Some(Ok(())) => {}
-                Some(Err(lost)) => self.batch.lost(DropReason::ExportFailed, lost.of(count)),
-                None => return self.drop_rest(count),
-            }
+            let Some(sent) = self.end.given_up.run_until_cancelled(export).await else {
+                return self.drop_rest(count);
+            };
+            let lost = sent.map_or_else(|lost| lost.of(count), |()| 0);
+            self.batch.sent(count - lost);
+            self.batch.lost(DropReason::ExportFailed, lost);
         }
     }
 

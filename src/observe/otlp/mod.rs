@@ -6,6 +6,7 @@
 
 mod batch;
 mod exporter;
+mod logs;
 pub(super) mod metrics;
 mod proto;
 mod tls;
@@ -19,9 +20,10 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use tonic::transport::Channel;
 
 pub(crate) use self::batch::{Batch, BatchQueue};
-pub(crate) use self::exporter::Exporter;
+pub(super) use self::exporter::Exporter;
 use self::exporter::{Headers, Health, Http, Transport};
-pub(crate) use self::proto::{attribute, event, logs, nanos, scope, structured, text, texts};
+pub(crate) use self::logs::LogBatch;
+pub(crate) use self::proto::{attribute, event, nanos, scope, structured, text, texts};
 use super::Surroundings;
 use crate::background::Background;
 use crate::clock::Clock;
@@ -80,7 +82,7 @@ impl Collector {
     }
 
     /// Who exports.
-    pub(crate) fn resource(&self) -> Resource {
+    pub(super) fn resource(&self) -> Resource {
         self.resource.clone()
     }
 
@@ -89,7 +91,7 @@ impl Collector {
     }
 
     /// An exporter of log records. `None` where the address is one of traces alone.
-    pub(crate) fn logs(&self) -> Result<Option<Exporter>, CollectorError> {
+    fn logs(&self) -> Result<Option<Exporter>, CollectorError> {
         let logs = self.logs.as_ref();
         logs.map(|route| route.exporter("log records", is_gzip("LOGS_"))).transpose()
     }

@@ -2,13 +2,11 @@
 
 use std::time::SystemTime;
 
-use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{
     AnyValue, ArrayValue, InstrumentationScope, KeyValue, KeyValueList,
 };
-use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs, SeverityNumber};
-use opentelemetry_proto::tonic::resource::v1::Resource;
+use opentelemetry_proto::tonic::logs::v1::{LogRecord, SeverityNumber};
 use serde_json::Value as Json;
 
 use crate::clock::since_epoch;
@@ -93,13 +91,6 @@ pub(crate) fn event(
         attributes,
         ..LogRecord::default()
     }
-}
-
-/// Log records as a collector takes them.
-pub(crate) fn logs(log_records: Vec<LogRecord>, resource: Resource) -> ExportLogsServiceRequest {
-    let scope_logs = vec![ScopeLogs { scope: Some(scope()), log_records, ..ScopeLogs::default() }];
-    let logs = ResourceLogs { resource: Some(resource), scope_logs, ..ResourceLogs::default() };
-    ExportLogsServiceRequest { resource_logs: vec![logs] }
 }
 
 /// Nanoseconds since the epoch.
