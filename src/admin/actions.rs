@@ -1,23 +1,19 @@
 //! Handlers that change the gateway: reload, drain, warm-up, replicas, canaries, log level.
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::rejection::BytesRejection;
 use axum::extract::{Path, State};
-use bytes::Bytes;
 use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::AdminState;
 use super::error::AdminError;
+use super::query::{Admin, Answer, Sent};
 use crate::api::canaries::CanaryAnswer;
 use crate::fleet::discovery::{ChangeError, ReplicaAction, ReplicaChange};
 use crate::rollout::plan::Action;
 use crate::rollout::service::ActError;
 
-pub(super) async fn reload(State(admin): State<Arc<AdminState>>) -> Result<Json<Value>, AdminError> {
+pub(super) async fn reload(State(admin): Admin) -> Answer<Value> {
     // Reads files, which blocks.
     match tokio::task::spawn_blocking(move || admin.control.reload()).await {
         Ok(Ok(restart)) => Ok(Json(json!({ "restart": restart, "status": "reloaded" }))),
@@ -28,10 +24,9 @@ pub(super) async fn reload(State(admin): State<Arc<AdminState>>) -> Result<Json<
 
 /// POST `/api/drain`, without a body: who names a replica there means another path.
 pub(super) async fn drain(
-    State(admin): State<Arc<AdminState>>,
-    body: Result<Bytes, BytesRejection>,
+    State(admin): Admin,
+    Sent(body): Sent,
 ) -> Result<(StatusCode, Json<Value>), AdminError> {
-    let body = body.map_err(|_| AdminError::InvalidBody)?;
     if !matches!(body.trim_ascii(), b"" | b"{}") {
         return Err(AdminError::DrainsAll);
     }
@@ -49,10 +44,9 @@ struct WarmUpOrder {
 
 /// POST `/api/warm-up`: `{"pool":"p","replica":"r"}`; without a replica, all of the pool.
 pub(super) async fn warm_up(
-    State(admin): State<Arc<AdminState>>,
-    body: Result<Bytes, BytesRejection>,
+    State(admin): Admin,
+    Sent(body): Sent,
 ) -> Result<(StatusCode, Json<Value>), AdminError> {
-    let body = body.map_err(|_| AdminError::InvalidBody)?;
     let WarmUpOrder { pool, replica } =
         serde_json::from_slice(&body).map_err(|error| AdminError::InvalidWarmUp(error.to_string()))?;
     let replicas = admin.control.warm_up(&pool, replica.as_deref());
@@ -64,16 +58,12 @@ pub(super) async fn warm_up(
     Ok((StatusCode::ACCEPTED, Json(json!({ "replicas": replicas, "status": "warming" }))))
 }
 
-pub(super) async fn log_level(State(admin): State<Arc<AdminState>>) -> Json<Value> {
+pub(super) async fn log_level(State(admin): Admin) -> Json<Value> {
     Json(json!({ "level": admin.control.log_level() }))
 }
 
 /// POST `/api/log-level`: `{"level":"debug"}` or the bare text.
-pub(super) async fn set_log_level(
-    State(admin): State<Arc<AdminState>>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, AdminError> {
-    let body = body.map_err(|_| AdminError::InvalidBody)?;
+pub(super) async fn set_log_level(State(admin): Admin, Sent(body): Sent) -> Answer<Value> {
     let parsed = serde_json::from_slice::<Value>(&body).ok();
     let filter = match parsed.as_ref().map(|json| &json["level"]) {
         Some(Value::String(level)) => level.as_str(),
@@ -95,11 +85,7 @@ struct ReplicaOrder {
 }
 
 /// POST `/api/replicas`: `{"action":"add","pool":"main","url":"http://gpu-9:8000"}`
-pub(super) async fn replica(
-    State(admin): State<Arc<AdminState>>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, AdminError> {
-    let body = body.map_err(|_| AdminError::InvalidBody)?;
+pub(super) async fn replica(State(admin): Admin, Sent(body): Sent) -> Answer<Value> {
     let body: ReplicaOrder = serde_json::from_slice(&body)
         .map_err(|error| AdminError::InvalidReplica(format!("{error}; {FORM}")))?;
     let (action, status) = match body.action.as_str() {
@@ -123,9 +109,9 @@ pub(super) async fn replica(
 }
 
 pub(super) async fn canary(
-    State(admin): State<Arc<AdminState>>,
+    State(admin): Admin,
     Path((route, action)): Path<(String, String)>,
-) -> Result<Json<CanaryAnswer>, AdminError> {
+) -> Answer<CanaryAnswer> {
     let action = Action::named(&action).ok_or(AdminError::UnknownPath)?;
     tracing::info!(?action, route, "canary: asked for on the admin port");
     admin.rollouts.act(&route, action).await.map_err(|error| match error {

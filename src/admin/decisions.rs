@@ -1,15 +1,10 @@
 //! `/api/decisions`: the last decisions beside what happened, and the candidates of one.
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use serde::Deserialize;
 
-use super::AdminState;
-use super::error::AdminError;
-use super::query::parse_limit;
+use super::query::{Admin, Answer, Asked, parse_limit};
 use crate::api::decisions::{Candidate, Chosen, Decision, Decisions, Way};
 use crate::observe::decisions::KEPT;
 use crate::observe::judgement::Judgement;
@@ -25,11 +20,7 @@ pub(super) struct DecisionsQuery {
     limit: Option<String>,
 }
 
-pub(super) async fn decisions(
-    State(admin): State<Arc<AdminState>>,
-    query: Result<Query<DecisionsQuery>, QueryRejection>,
-) -> Result<Json<Decisions>, AdminError> {
-    let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
+pub(super) async fn decisions(State(admin): Admin, Asked(query): Asked<DecisionsQuery>) -> Answer<Decisions> {
     let limit = parse_limit(query.limit.as_deref(), KEPT, KEPT)?;
     let latest = admin.observer.decisions.latest();
     let wanted =

@@ -1,15 +1,13 @@
 //! Findings of drift, and an operator's actions on them: acknowledge, close, mute.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::rejection::BytesRejection;
 use axum::extract::{Path, State};
-use bytes::Bytes;
 
 use super::AdminState;
 use super::error::AdminError;
+use super::query::{Admin, Answer, Sent};
 use crate::api::drift::{self as api, Acknowledgement, Drift, MuteOrder};
 use crate::clock;
 use crate::config::check::parse_duration;
@@ -17,7 +15,7 @@ use crate::drift::detectors::{Finding, Kind, Mute};
 use crate::drift::service::Busy;
 use crate::observe::rfc3339;
 
-pub(super) async fn findings(State(admin): State<Arc<AdminState>>) -> Json<Drift> {
+pub(super) async fn findings(State(admin): Admin) -> Json<Drift> {
     let found = admin.drift.board().read();
     let now = admin.drift.now();
     let show = |one: &Finding| shown(one, &found.mutes, now);
@@ -48,11 +46,10 @@ fn shown_mute(mute: &Mute) -> api::Mute {
 
 /// POST `/drift/{id}/acknowledge`: `{"undo":true}` takes it back.
 pub(super) async fn acknowledge(
-    State(admin): State<Arc<AdminState>>,
+    State(admin): Admin,
     Path(id): Path<String>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<api::Finding>, AdminError> {
-    let body = body.map_err(|_| AdminError::InvalidBody)?;
+    Sent(body): Sent,
+) -> Answer<api::Finding> {
     let request: Acknowledgement = match &body[..] {
         [] => Acknowledgement::default(),
         text => serde_json::from_slice(text).map_err(|_| AdminError::InvalidBody)?,
@@ -60,10 +57,7 @@ pub(super) async fn acknowledge(
     answer(&admin, admin.drift.acknowledge(&id, !request.undo).await)
 }
 
-pub(super) async fn reset(
-    State(admin): State<Arc<AdminState>>,
-    Path(id): Path<String>,
-) -> Result<Json<api::Finding>, AdminError> {
+pub(super) async fn reset(State(admin): Admin, Path(id): Path<String>) -> Answer<api::Finding> {
     answer(&admin, admin.drift.reset(&id).await)
 }
 
@@ -77,11 +71,7 @@ fn answer(
 
 /// POST `/drift/mute`: `{"route":"chat","kind":"ttft_shift","for":"2h"}`; without a route or a kind it is every one, and `"0s"`
 /// ends it.
-pub(super) async fn mute(
-    State(admin): State<Arc<AdminState>>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<api::Mute>, AdminError> {
-    let body = body.map_err(|_| AdminError::InvalidBody)?;
+pub(super) async fn mute(State(admin): Admin, Sent(body): Sent) -> Answer<api::Mute> {
     let order: MuteOrder =
         serde_json::from_slice(&body).map_err(|error| AdminError::InvalidMute(error.to_string()))?;
     let kind = match order.kind.as_deref() {

@@ -8,6 +8,7 @@ use axum::Json;
 use axum::extract::State;
 
 use super::AdminState;
+use super::query::Admin;
 use crate::api::fleet::{Fleet, FleetPool, Gpu, Life, Recent, Replica, Signals, Source, WarmUp};
 use crate::fleet::discovery::SourceStatus;
 use crate::fleet::status::{
@@ -17,7 +18,7 @@ use crate::observe::history::{Dimension, Part};
 use crate::observe::latency::{Measure, Step};
 use crate::routing::EngineSignals;
 
-pub(super) async fn fleet(State(admin): State<Arc<AdminState>>) -> Json<Fleet> {
+pub(super) async fn fleet(State(admin): Admin) -> Json<Fleet> {
     let calibrations = admin.control.calibrations();
     let pool = |pool: &PoolCalibration| FleetPool { calibration: pool.whole, pool: pool.pool.to_string() };
     let (statuses, parts) = (admin.control.replicas(), parts(&admin));

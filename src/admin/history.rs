@@ -4,13 +4,12 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::AdminState;
 use super::error::AdminError;
+use super::query::{Admin, Answer, Asked};
 use crate::clock::{Stamp, since_epoch};
 use crate::observe::history::{Dimension, RouteHistory, Slot, heat, heat_edges};
 use crate::observe::latency::{Measure, SLOTS, Step};
@@ -26,11 +25,7 @@ pub(super) struct HistoryQuery {
     route: Option<String>,
 }
 
-pub(super) async fn history(
-    State(admin): State<Arc<AdminState>>,
-    query: Result<Query<HistoryQuery>, QueryRejection>,
-) -> Result<Json<Value>, AdminError> {
-    let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
+pub(super) async fn history(State(admin): Admin, Asked(query): Asked<HistoryQuery>) -> Answer<Value> {
     let step = Step::named(query.step.as_deref().unwrap_or("1m"))
         .ok_or_else(|| AdminError::InvalidQuery("step is 10s or 1m".to_owned()))?;
     let (clock, config) = (admin.observer.clock, admin.control.config());

@@ -4,15 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use axum::Json;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
-use bytes::Bytes;
+use axum::extract::{Path, State};
 use http::StatusCode;
 use serde::Deserialize;
 
 use super::AdminState;
 use super::error::AdminError;
 use super::moment::Moment;
+use super::query::{Admin, Answer, Asked, Sent};
 use crate::api::keys::{Key, KeyMade, KeyOrder, Keys};
 use crate::clock::{since_epoch, wall_second};
 use crate::config::{Budget, Config, Declared as _, NO_LIMIT, Route, Tenant, budgets_of, parse_name};
@@ -26,11 +25,7 @@ pub(super) struct KeysQuery {
     tenant: Option<String>,
 }
 
-pub(super) async fn list(
-    State(admin): State<Arc<AdminState>>,
-    query: Result<Query<KeysQuery>, QueryRejection>,
-) -> Result<Json<Keys>, AdminError> {
-    let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
+pub(super) async fn list(State(admin): Admin, Asked(query): Asked<KeysQuery>) -> Answer<Keys> {
     let (config, now) = (admin.control.config(), admin.now());
     let is_asked = |key: &&Arc<ApiKey>| query.tenant.as_deref().is_none_or(|tenant| *key.tenant == *tenant);
     let keys = admin.keys.all();
@@ -38,10 +33,9 @@ pub(super) async fn list(
 }
 
 pub(super) async fn make(
-    State(admin): State<Arc<AdminState>>,
-    body: Result<Bytes, BytesRejection>,
+    State(admin): Admin,
+    Sent(body): Sent,
 ) -> Result<(StatusCode, Json<KeyMade>), AdminError> {
-    let body = body.map_err(|_| AdminError::InvalidBody)?;
     let order: KeyOrder =
         serde_json::from_slice(&body).map_err(|error| AdminError::InvalidKey(error.to_string()))?;
     let (config, now) = (admin.control.config(), admin.now());
@@ -53,10 +47,7 @@ pub(super) async fn make(
     Ok((StatusCode::CREATED, Json(KeyMade { key, kept, secret: secret.reveal().to_owned() })))
 }
 
-pub(super) async fn revoke(
-    State(admin): State<Arc<AdminState>>,
-    Path((tenant, name)): Path<(String, String)>,
-) -> Result<Json<Key>, AdminError> {
+pub(super) async fn revoke(State(admin): Admin, Path((tenant, name)): Path<(String, String)>) -> Answer<Key> {
     let now = since_epoch(admin.now()).as_secs();
     let key = change(&admin, move |keys| keys.revoke(&tenant, &name, now)).await?;
     tracing::info!(tenant = %key.tenant, key = %key.name, "an API key was revoked");

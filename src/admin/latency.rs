@@ -1,15 +1,12 @@
 //! `/api/latency`: percentiles of the last minute, five minutes or hour, by series and by tenant, class or stage.
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::AdminState;
 use super::error::AdminError;
+use super::query::{Admin, Answer, Asked};
 use crate::observe::latency::{Measure, Window};
 use crate::observe::windows::{SeriesView, SplitBy};
 use crate::stats::Counts;
@@ -27,11 +24,7 @@ pub(super) struct LatencyQuery {
     stage: Option<String>,
 }
 
-pub(super) async fn latency(
-    State(admin): State<Arc<AdminState>>,
-    query: Result<Query<LatencyQuery>, QueryRejection>,
-) -> Result<Json<Value>, AdminError> {
-    let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
+pub(super) async fn latency(State(admin): Admin, Asked(query): Asked<LatencyQuery>) -> Answer<Value> {
     let window = Window::named(query.window.as_deref().unwrap_or("5m")).ok_or(AdminError::InvalidWindow)?;
     let split = query.split()?;
     let (observer, now) = (&admin.observer, admin.observer.clock.now());

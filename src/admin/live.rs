@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::error::AdminError;
+use super::query::Admin;
 use super::{AdminState, access, slo};
 use crate::background::boxed;
 
@@ -59,7 +60,7 @@ impl Live {
 /// A stream of events, the first at once. It ends where its request would be refused by now: a reload may change the token.
 pub(super) async fn events(
     Extension(live): Extension<Arc<Live>>,
-    State(admin): State<Arc<AdminState>>,
+    State(admin): Admin,
     headers: HeaderMap,
 ) -> Result<Response, AdminError> {
     let permit = Arc::clone(&live.subscribers).try_acquire_owned().map_err(|_| AdminError::Overloaded)?;

@@ -3,18 +3,15 @@
 //! No text of a prompt or an answer is kept anywhere, so there is none here.
 
 use std::cmp::Reverse;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use serde::Deserialize;
 
-use super::AdminState;
 use super::decisions::chosen;
 use super::error::AdminError;
-use super::query::{one_of, parse_limit};
+use super::query::{Admin, Answer, Asked, one_of, parse_limit};
 use crate::api::requests::{Attempt, Bounds, Choice, Request, RequestDetail, Requests, StageTime};
 use crate::clock::Stamp;
 use crate::observe::history::{Kept, Why};
@@ -38,11 +35,7 @@ pub(super) struct RequestsQuery {
     after: Option<String>,
 }
 
-pub(super) async fn requests(
-    State(admin): State<Arc<AdminState>>,
-    query: Result<Query<RequestsQuery>, QueryRejection>,
-) -> Result<Json<Requests>, AdminError> {
-    let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
+pub(super) async fn requests(State(admin): Admin, Asked(query): Asked<RequestsQuery>) -> Answer<Requests> {
     one_of("outcome", query.outcome.as_deref(), Outcome::LABELS)?;
     one_of("stage", query.stage.as_deref(), Stage::LABELS)?;
     let limit = parse_limit(query.limit.as_deref(), DEFAULT_LIMIT, MAX_LIMIT)?;
@@ -66,10 +59,7 @@ pub(super) async fn requests(
     Ok(Json(Requests { next, requests }))
 }
 
-pub(super) async fn request(
-    State(admin): State<Arc<AdminState>>,
-    Path(id): Path<String>,
-) -> Result<Json<RequestDetail>, AdminError> {
+pub(super) async fn request(State(admin): Admin, Path(id): Path<String>) -> Answer<RequestDetail> {
     let observer = &admin.observer;
     let mut known = observer.history().kept(observer.clock.now());
     let latest = observer.decisions.latest().into_iter();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 
+use super::query::Admin;
 use super::verdict::{self, Outlier, RouteFigures, Status, Verdict};
 use super::{AdminState, assets};
 use crate::api::slo::{
@@ -22,7 +23,7 @@ use crate::observe::rfc3339;
 use crate::observe::slo::Missed;
 use crate::stats::Counts;
 
-pub(super) async fn slo(State(admin): State<Arc<AdminState>>) -> Json<Slo> {
+pub(super) async fn slo(State(admin): Admin) -> Json<Slo> {
     Json(summary(&admin))
 }
 

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use serde::Deserialize;
 
 use super::AdminState;
 use super::error::AdminError;
 use super::moment::Moment;
+use super::query::{Admin, Answer, Asked};
 use crate::api::usage::{UsageAnswer, UsageRow};
 use crate::clock::wall_second;
 use crate::observe::rfc3339;
@@ -24,11 +24,7 @@ pub(super) struct UsageQuery {
     by: Option<String>,
 }
 
-pub(super) async fn usage(
-    State(admin): State<Arc<AdminState>>,
-    query: Result<Query<UsageQuery>, QueryRejection>,
-) -> Result<Json<UsageAnswer>, AdminError> {
-    let Query(query) = query.map_err(|error| AdminError::InvalidQuery(error.body_text()))?;
+pub(super) async fn usage(State(admin): Admin, Asked(query): Asked<UsageQuery>) -> Answer<UsageAnswer> {
     let (since, until) = span(&query, admin.now())?;
     let by: Vec<&str> = query.by.as_deref().unwrap_or("tenant").split(',').map(str::trim).collect();
     if let Some(unknown) = by.iter().find(|name| !BY.contains(name)) {

@@ -1,7 +1,5 @@
 //! Handlers that read: health, metrics, routes, the configuration, canaries, and what one pool should have and why.
 
-use std::sync::Arc;
-
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -10,8 +8,8 @@ use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderMap, Response, StatusCode};
 use serde_json::{Value, json};
 
-use super::AdminState;
 use super::error::AdminError;
+use super::query::{Admin, Answer};
 use crate::api::canaries::Canaries;
 use crate::api::scale::PoolScale;
 use crate::config::Pool;
@@ -23,7 +21,7 @@ pub(super) async fn alive() -> Json<Value> {
     Json(json!({ "status": "alive" }))
 }
 
-pub(super) async fn ready(State(admin): State<Arc<AdminState>>) -> (StatusCode, Json<Value>) {
+pub(super) async fn ready(State(admin): Admin) -> (StatusCode, Json<Value>) {
     let reasons = admin.control.unready();
     let (code, status) = match reasons.is_empty() {
         true => (StatusCode::OK, "ready"),
@@ -33,11 +31,11 @@ pub(super) async fn ready(State(admin): State<Arc<AdminState>>) -> (StatusCode, 
 }
 
 /// As `/health` of the data port.
-pub(super) async fn ready_for_any(State(admin): State<Arc<AdminState>>) -> Response<Body> {
+pub(super) async fn ready_for_any(State(admin): Admin) -> Response<Body> {
     admin.control.health().map(Body::from)
 }
 
-pub(super) async fn metrics(State(admin): State<Arc<AdminState>>, headers: HeaderMap) -> impl IntoResponse {
+pub(super) async fn metrics(State(admin): Admin, headers: HeaderMap) -> impl IntoResponse {
     let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let exposition = Exposition::wanted(accept);
     admin.observer.metrics.set_sources(&admin.control.sources());
@@ -46,7 +44,7 @@ pub(super) async fn metrics(State(admin): State<Arc<AdminState>>, headers: Heade
 }
 
 /// Shares are of new requests: by the weights, and a canary's by the step that it is at.
-pub(super) async fn routes(State(admin): State<Arc<AdminState>>) -> Json<Value> {
+pub(super) async fn routes(State(admin): Admin) -> Json<Value> {
     let (config, fleet) = (admin.control.config(), admin.control.replicas());
     let counted = |pool: &Pool| {
         let of_pool = || fleet.iter().filter(|status| status.pool == pool.name);
@@ -86,18 +84,15 @@ pub(super) async fn routes(State(admin): State<Arc<AdminState>>) -> Json<Value> 
     Json(json!({ "routes": routes.collect::<Value>() }))
 }
 
-pub(super) async fn config(State(admin): State<Arc<AdminState>>) -> Json<Value> {
+pub(super) async fn config(State(admin): Admin) -> Json<Value> {
     Json(view(&admin.control.config()))
 }
 
-pub(super) async fn canaries(State(admin): State<Arc<AdminState>>) -> Json<Canaries> {
+pub(super) async fn canaries(State(admin): Admin) -> Json<Canaries> {
     Json(Canaries { canaries: admin.rollouts.canaries() })
 }
 
-pub(super) async fn scale(
-    State(admin): State<Arc<AdminState>>,
-    Path(pool): Path<String>,
-) -> Result<Json<PoolScale>, AdminError> {
+pub(super) async fn scale(State(admin): Admin, Path(pool): Path<String>) -> Answer<PoolScale> {
     let wanted = admin.scale.of(&pool).ok_or_else(|| {
         let config = admin.control.config();
         let names: Vec<&str> = config.pools.iter().map(|pool| &*pool.name).collect();
