@@ -8,8 +8,10 @@ use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
 
+use serde::Serialize;
+
 /// One fault of a configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Diagnostic {
     /// The file's name, as it was given.
     pub file: String,
@@ -137,9 +139,7 @@ impl std::error::Error for Diagnostics {}
 /// A fault that does not know its place yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What is wrong.
     pub(crate) message: String,
-    /// What to do about it.
     pub(crate) hint: String,
     /// Whether the value at fault must not be shown.
     pub(crate) is_secret: bool,

@@ -9,7 +9,6 @@ use crate::cluster::try_broker;
 use crate::config::Config;
 use crate::upstream::connect::Connector;
 
-/// What the broker answered.
 #[derive(Debug)]
 pub(super) struct BrokerAnswer {
     url: String,

@@ -43,7 +43,6 @@ pub struct CheckArgs {
     deny_warnings: bool,
 }
 
-/// What a check found.
 #[derive(Debug, Default)]
 struct Report {
     errors: Vec<Diagnostic>,
@@ -97,13 +96,13 @@ impl Report {
     }
 
     fn json(&self, args: &CheckArgs, is_ok: bool) -> Value {
-        let mut errors: Vec<_> = self.errors.iter().map(show::as_json).collect();
+        let mut errors: Vec<_> = self.errors.iter().map(|error| json!(error)).collect();
         errors.extend(self.failure.iter().map(|message| json!({ "message": message })));
         let mut json = json!({
             "file": args.file.display().to_string(),
             "ok": is_ok,
             "errors": errors,
-            "warnings": self.warnings().iter().map(show::as_json).collect::<Vec<_>>(),
+            "warnings": self.warnings(),
             "summary": self.checked.as_ref().map(|checked| show::summary_json(&checked.config)),
         });
         if args.online {

@@ -23,7 +23,6 @@ use crate::fleet::{metrics_text, model_list};
 use crate::upstream::call::{Call, CallError};
 use crate::upstream::connect::Connector;
 
-/// What one replica answered.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
     pool: Arc<str>,

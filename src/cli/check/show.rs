@@ -34,19 +34,6 @@ pub(super) fn diagnostic(
     Ok(())
 }
 
-/// A diagnostic as JSON.
-pub(super) fn as_json(found: &Diagnostic) -> Value {
-    json!({
-        "file": found.file,
-        "line": found.line,
-        "column": found.column,
-        "width": found.width,
-        "message": found.message,
-        "hint": found.hint,
-        "source_line": found.source_line,
-    })
-}
-
 /// What a checked file says, in a line for each part.
 pub(super) fn summary(config: &Config, out: &mut dyn Write) -> io::Result<()> {
     for pool in &config.pools {
