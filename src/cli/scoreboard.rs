@@ -34,13 +34,8 @@ struct Tally {
     itl: Histogram,
 }
 
-/// A column of the table.
-struct Column {
-    above: &'static str,
-    name: &'static str,
-    width: usize,
-    cell: fn(&ReplicaStatus, &Tally) -> String,
-}
+/// What stands above a column's name, the name, its width, and a replica's cell.
+type Column = (&'static str, &'static str, usize, fn(&ReplicaStatus, &Tally) -> String);
 
 impl Scoreboard {
     /// A request got its first token from `replica`.
@@ -79,12 +74,12 @@ impl Scoreboard {
     /// Begins a new second.
     pub(super) fn table(&self, fleet: &[ReplicaStatus], clients: &TrafficSummary) -> String {
         let mut out = String::new();
-        line(&mut out, COLUMNS.map(|column| column.above.to_owned()));
-        line(&mut out, COLUMNS.map(|column| column.name.to_owned()));
+        line(&mut out, COLUMNS.map(|(above, ..)| above.to_owned()));
+        line(&mut out, COLUMNS.map(|(_, name, ..)| name.to_owned()));
         let mut tallies = self.0.lock();
         for status in fleet {
             let tally = tallies.entry(Arc::clone(&status.replica)).or_default();
-            line(&mut out, COLUMNS.map(|column| (column.cell)(status, tally)));
+            line(&mut out, COLUMNS.map(|(.., cell)| cell(status, tally)));
             (tally.recent_requests, tally.recent_ttft) = (0, Histogram::default());
         }
         // Writing to a String cannot fail.
@@ -124,7 +119,7 @@ impl Tally {
 /// One line of the table: the name to the left, the figures to the right.
 fn line(out: &mut String, cells: [String; 12]) {
     let start = out.len();
-    for (cell, Column { width, .. }) in cells.iter().zip(COLUMNS) {
+    for (cell, (_, _, width, _)) in cells.iter().zip(COLUMNS) {
         let _ = match width {
             NAME => write!(out, "{cell:<NAME$.NAME$}"),
             width => write!(out, " {cell:>width$}"),
@@ -153,29 +148,20 @@ fn or_dash(cell: Option<String>) -> String {
     cell.unwrap_or_else(|| "-".to_owned())
 }
 
-const fn column(
-    above: &'static str,
-    name: &'static str,
-    width: usize,
-    cell: fn(&ReplicaStatus, &Tally) -> String,
-) -> Column {
-    Column { above, name, width, cell }
-}
-
 const NAME: usize = 21;
 const COLUMNS: [Column; 12] = [
-    column("", "replica", NAME, |status, _| status.replica.to_string()),
-    column("", "requests", 8, |_, tally| tally.requests.to_string()),
-    column("", "/s", 4, |_, tally| tally.recent_requests.to_string()),
-    column("", "failed", 6, |_, tally| tally.failed.to_string()),
-    column("", "hit %", 5, |_, tally| or_dash(tally.hit_percent())),
-    column("TTFT ms", "p50", 7, |_, tally| quantile(&tally.ttft, 0.5, 0)),
-    column("", "p99", 6, |_, tally| quantile(&tally.ttft, 0.99, 0)),
-    column("last", "second", 6, |_, tally| quantile(&tally.recent_ttft, 0.5, 0)),
-    column("ITL ms", "p50", 6, |_, tally| quantile(&tally.itl, 0.5, 1)),
-    column("", "p99", 6, |_, tally| quantile(&tally.itl, 0.99, 1)),
-    column("", "queue", 5, |status, _| or_dash(queue(status))),
-    column("in", "flight", 6, |status, _| status.inflight.to_string()),
+    ("", "replica", NAME, |status, _| status.replica.to_string()),
+    ("", "requests", 8, |_, tally| tally.requests.to_string()),
+    ("", "/s", 4, |_, tally| tally.recent_requests.to_string()),
+    ("", "failed", 6, |_, tally| tally.failed.to_string()),
+    ("", "hit %", 5, |_, tally| or_dash(tally.hit_percent())),
+    ("TTFT ms", "p50", 7, |_, tally| quantile(&tally.ttft, 0.5, 0)),
+    ("", "p99", 6, |_, tally| quantile(&tally.ttft, 0.99, 0)),
+    ("last", "second", 6, |_, tally| quantile(&tally.recent_ttft, 0.5, 0)),
+    ("ITL ms", "p50", 6, |_, tally| quantile(&tally.itl, 0.5, 1)),
+    ("", "p99", 6, |_, tally| quantile(&tally.itl, 0.99, 1)),
+    ("", "queue", 5, |status, _| or_dash(queue(status))),
+    ("in", "flight", 6, |status, _| status.inflight.to_string()),
 ];
 
 #[cfg(test)]

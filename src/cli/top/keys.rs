@@ -54,7 +54,6 @@ pub(super) struct Looking {
 }
 
 impl Looking {
-    /// Applies one key.
     pub(super) fn press(&mut self, key: KeyEvent) {
         if key.kind == KeyEventKind::Release {
             return;

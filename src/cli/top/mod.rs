@@ -193,7 +193,6 @@ fn next_event(events: &Receiver<io::Result<Event>>) -> io::Result<Option<Event>>
     }
 }
 
-/// The four tables as text.
 fn plain(url: &str, snapshot: &Snapshot) -> String {
     let mut text = format!("tokenway {url} version {}\n{}\n", snapshot.version(), snapshot.sentence().1);
     for tab in Tab::ALL {

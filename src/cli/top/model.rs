@@ -36,14 +36,8 @@ pub(super) enum Health {
     Idle,
 }
 
-/// A column of a table of `T`s.
-pub(super) struct Column<T> {
-    name: &'static str,
-    width: u16,
-    /// Its turn to go where a terminal is too narrow; 0 stays.
-    goes: u8,
-    cell: fn(&T) -> String,
-}
+/// A column of a table of `T`s: name, width, its turn to go where a terminal is too narrow (0 stays), cell.
+type Column<T> = (&'static str, u16, u8, fn(&T) -> String);
 
 /// A table: its columns with their widths, its rows.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,14 +52,14 @@ pub(super) struct Table {
 
 impl Table {
     fn of<T>(columns: &[Column<T>], all: &[T], health: fn(&T) -> Health, empty: &'static str) -> Self {
-        let row = |one: &T| {
-            let cells = columns.iter().map(|column| (column.cell)(one));
-            Row { cells: cells.collect(), health: health(one) }
+        let row = |one: &T| Row {
+            cells: columns.iter().map(|(.., cell)| cell(one)).collect(),
+            health: health(one),
         };
-        let turn = |at: &usize| columns.get(*at).map_or(0, |column| column.goes);
+        let turn = |at: &usize| columns.get(*at).map_or(0, |(_, _, goes, _)| *goes);
         let mut spare: Vec<usize> = (0..columns.len()).filter(|at| turn(at) > 0).collect();
         spare.sort_unstable_by_key(|at| (turn(at), *at));
-        let named = columns.iter().map(|column| (column.name, column.width));
+        let named = columns.iter().map(|(name, width, ..)| (*name, *width));
         Self { columns: named.collect(), spare, rows: all.iter().map(row).collect(), empty }
     }
 }
@@ -93,7 +87,6 @@ impl Snapshot {
         lines
     }
 
-    /// The gateway's version.
     pub(super) fn version(&self) -> &str {
         if self.slo.version.is_empty() { "unknown" } else { &self.slo.version }
     }
@@ -190,61 +183,57 @@ fn health(status: &str) -> Health {
     }
 }
 
-const fn column<T>(name: &'static str, width: u16, goes: u8, cell: fn(&T) -> String) -> Column<T> {
-    Column { name, width, goes, cell }
-}
-
 const ROUTES: &[Column<RouteVerdict>] = &[
-    column("route", 18, 0, |route| route.route.clone()),
-    column("slo", 7, 4, |route| route.status.clone()),
-    column("goodput", 8, 0, |route| share(route.goodput.share)),
-    column("good/s", 7, 7, |route| format!("{:.1}", route.goodput.per_second)),
-    column("requests", 8, 1, |route| route.goodput.requests.to_string()),
-    column("ttft p50", 9, 8, |route| cell(route.ttft.p50, time)),
-    column("ttft p99", 9, 0, |route| cell(route.ttft.p99, time)),
-    column("bound", 8, 6, |route| cell(route.bound.ttft, time)),
-    column("itl p99", 8, 3, |route| cell(route.itl.p99, time)),
-    column("burn 5m", 7, 5, |route| burn(route.burn.five_minutes)),
-    column("burn 1h", 7, 2, |route| burn(route.burn.hour)),
-    column("missed in", 30, 0, |route| {
+    ("route", 18, 0, |route| route.route.clone()),
+    ("slo", 7, 4, |route| route.status.clone()),
+    ("goodput", 8, 0, |route| share(route.goodput.share)),
+    ("good/s", 7, 7, |route| format!("{:.1}", route.goodput.per_second)),
+    ("requests", 8, 1, |route| route.goodput.requests.to_string()),
+    ("ttft p50", 9, 8, |route| cell(route.ttft.p50, time)),
+    ("ttft p99", 9, 0, |route| cell(route.ttft.p99, time)),
+    ("bound", 8, 6, |route| cell(route.bound.ttft, time)),
+    ("itl p99", 8, 3, |route| cell(route.itl.p99, time)),
+    ("burn 5m", 7, 5, |route| burn(route.burn.five_minutes)),
+    ("burn 1h", 7, 2, |route| burn(route.burn.hour)),
+    ("missed in", 30, 0, |route| {
         counts(&route.missed_in).or_else(|| counts(&route.missed)).unwrap_or_default()
     }),
 ];
 const REPLICAS: &[Column<Replica>] = &[
-    column("replica", 22, 0, |replica| replica.replica.clone()),
-    column("pool", 14, 2, |replica| replica.pool.clone()),
-    column("state", 9, 0, |replica| replica.state.clone()),
-    column("since", 9, 1, |replica| replica.since.map_or_else(String::new, time)),
-    column("req/s", 6, 0, |replica| format!("{:.1}", replica.recent.per_second)),
-    column("share", 6, 7, |replica| share(replica.recent.share)),
-    column("ttft", 8, 0, |replica| cell(replica.recent.ttft, time)),
-    column("itl", 8, 0, |replica| cell(replica.recent.itl, time)),
-    column("running", 7, 5, |replica| count(signal(replica, |signals| signals.running))),
-    column("waiting", 7, 6, |replica| count(signal(replica, |signals| signals.waiting))),
-    column("kv", 6, 4, |replica| share(signal(replica, |signals| signals.kv_cache_usage))),
-    column("in flight", 9, 8, |replica| replica.inflight.to_string()),
-    column("failed", 6, 3, |replica| replica.recent.failed.to_string()),
-    column("reason", 40, 0, |replica| replica.reason.clone()),
+    ("replica", 22, 0, |replica| replica.replica.clone()),
+    ("pool", 14, 2, |replica| replica.pool.clone()),
+    ("state", 9, 0, |replica| replica.state.clone()),
+    ("since", 9, 1, |replica| replica.since.map_or_else(String::new, time)),
+    ("req/s", 6, 0, |replica| format!("{:.1}", replica.recent.per_second)),
+    ("share", 6, 7, |replica| share(replica.recent.share)),
+    ("ttft", 8, 0, |replica| cell(replica.recent.ttft, time)),
+    ("itl", 8, 0, |replica| cell(replica.recent.itl, time)),
+    ("running", 7, 5, |replica| count(signal(replica, |signals| signals.running))),
+    ("waiting", 7, 6, |replica| count(signal(replica, |signals| signals.waiting))),
+    ("kv", 6, 4, |replica| share(signal(replica, |signals| signals.kv_cache_usage))),
+    ("in flight", 9, 8, |replica| replica.inflight.to_string()),
+    ("failed", 6, 3, |replica| replica.recent.failed.to_string()),
+    ("reason", 40, 0, |replica| replica.reason.clone()),
 ];
 const REQUESTS: &[Column<Request>] = &[
-    column("at", 8, 5, |request| request.time.get(11..19).unwrap_or(&request.time).to_owned()),
-    column("route", 16, 2, |request| request.route.clone()),
-    column("replica", 20, 7, |request| word(&request.replica)),
-    column("outcome", 12, 0, |request| request.outcome.clone()),
-    column("status", 6, 1, |request| request.status.to_string()),
-    column("ttft", 8, 0, |request| cell(request.ttft, time)),
-    column("whole", 8, 4, |request| time(request.duration)),
-    column("missed", 7, 6, |request| word(&request.slo_missed)),
-    column("in", 13, 3, |request| word(&request.slo_missed_in)),
-    column("id", 40, 0, |request| request.request_id.clone()),
+    ("at", 8, 5, |request| request.time.get(11..19).unwrap_or(&request.time).to_owned()),
+    ("route", 16, 2, |request| request.route.clone()),
+    ("replica", 20, 7, |request| word(&request.replica)),
+    ("outcome", 12, 0, |request| request.outcome.clone()),
+    ("status", 6, 1, |request| request.status.to_string()),
+    ("ttft", 8, 0, |request| cell(request.ttft, time)),
+    ("whole", 8, 4, |request| time(request.duration)),
+    ("missed", 7, 6, |request| word(&request.slo_missed)),
+    ("in", 13, 3, |request| word(&request.slo_missed_in)),
+    ("id", 40, 0, |request| request.request_id.clone()),
 ];
 const FINDINGS: &[Column<Finding>] = &[
-    column("since", 11, 1, date),
-    column("kind", 20, 0, |finding| finding.kind.clone()),
-    column("route", 16, 3, |finding| finding.series.route.clone()),
-    column("replica", 18, 2, |finding| word(&finding.series.replica)),
-    column("diagnosis", 20, 4, |finding| finding.diagnosis.clone()),
-    column("evidence", 60, 0, evidence),
+    ("since", 11, 1, date),
+    ("kind", 20, 0, |finding| finding.kind.clone()),
+    ("route", 16, 3, |finding| finding.series.route.clone()),
+    ("replica", 18, 2, |finding| word(&finding.series.replica)),
+    ("diagnosis", 20, 4, |finding| finding.diagnosis.clone()),
+    ("evidence", 60, 0, evidence),
 ];
 /// Seconds; figures of an engine that are older say little.
 const STALE: f64 = 5.0;

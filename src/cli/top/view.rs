@@ -21,7 +21,6 @@ pub(super) struct Known {
     pub(super) trouble: Option<String>,
 }
 
-/// Draws the screen.
 pub(super) fn draw(frame: &mut Frame<'_>, known: &Known, looking: &mut Looking, is_colored: bool) {
     let paint = Painter { is_colored };
     let (head, width) = (paint.verdict(known), usize::from(frame.area().width).max(2));
