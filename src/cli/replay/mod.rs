@@ -23,65 +23,36 @@ use super::{EXIT_OK, EXIT_USAGE, failed, replay_drift};
 
 /// Why a replay cannot be run.
 #[derive(Debug, thiserror::Error)]
-pub enum ReplayError {
-    /// A file cannot be read.
+pub(super) enum ReplayError {
     #[error("cannot read {path}: {1}", path = .0.display())]
     Read(PathBuf, io::Error),
     /// A file, as given on the command line, has a fault.
     #[error("{path}: {1}", path = .0.display())]
     In(PathBuf, Fault),
-    /// A configuration file is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// No replica would decode.
     #[error(
         "--prefill-replicas {prefill}: the smallest fleet has {smallest} replicas, and one has to decode"
     )]
-    NoDecoder {
-        /// Replicas that compute prompts.
-        prefill: usize,
-        /// Replicas of the smallest fleet.
-        smallest: usize,
-    },
-    /// A slow replica that the fleet does not have.
+    NoDecoder { prefill: usize, smallest: usize },
     #[error("--slow {replica}=…: the smallest fleet has replicas 0 to {last}")]
-    NoReplica {
-        /// Index given to `--slow`.
-        replica: usize,
-        /// Highest replica index of the smallest fleet.
-        last: usize,
-    },
+    NoReplica { replica: usize, last: usize },
 }
 
 /// What is wrong with a file.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
-    /// The first fault of a trace.
+pub(super) enum Fault {
     #[error(transparent)]
     Trace(#[from] TraceError),
     /// It would be simulated for ever.
     #[error(
         "the trace lasts {days:.0} days at --load {load}, more than {most}; timestamps of JSON lines are milliseconds"
     )]
-    TooLong {
-        /// A speed of the trace.
-        load: String,
-        /// What it lasts then.
-        days: f64,
-        /// What it may last.
-        most: f64,
-    },
-    /// The first fault of an engine file.
+    TooLong { load: String, days: f64, most: f64 },
     #[error(transparent)]
     Engine(#[from] EngineFileError),
-    /// It has no such route.
     #[error("no route \"{route}\"; its routes: {known}")]
-    NoRoute {
-        /// Value of `--route`.
-        route: String,
-        /// Names of the file's routes, comma-separated.
-        known: String,
-    },
+    NoRoute { route: String, known: String },
 }
 
 /// Runs the replay: the table or JSON goes to `out`, faults go to `err`. The result is the exit code.
