@@ -21,7 +21,7 @@ macro_rules! labels {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         $(#[$meta])*
         $visible enum $set {
-            $($(#[$variant_meta])* $variant,)+
+            $(#[doc = concat!("`", $label, "`")] $(#[$variant_meta])* $variant,)+
         }
 
         #[allow(dead_code, reason = "not every set is walked")]

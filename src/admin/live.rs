@@ -23,7 +23,6 @@ use super::query::Admin;
 use super::{AdminState, access, slo};
 use crate::background::boxed;
 
-/// Where events come from.
 pub(super) struct Live {
     events: watch::Sender<Bytes>,
     subscribers: Arc<Semaphore>,

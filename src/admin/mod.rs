@@ -71,7 +71,6 @@ pub struct AdminState {
 }
 
 impl AdminState {
-    /// The wall time.
     fn now(&self) -> SystemTime {
         let clock = self.observer.clock;
         clock.wall(clock.now())

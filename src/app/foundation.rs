@@ -117,7 +117,6 @@ impl Foundation {
         DataPath { carried_over: self.carried_over.clone(), loads, topics }
     }
 
-    /// The replicas, for observers.
     pub(super) fn view(&self) -> FleetView {
         let [of_replicas, of_sources] = std::array::from_fn(|_| Arc::clone(&self.fleet));
         FleetView::new(move || of_replicas.statuses(), move || of_sources.sources())

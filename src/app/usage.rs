@@ -65,7 +65,6 @@ fn read(path: &Path) -> (BTreeMap<u64, Span>, u64) {
     (kept.spans.into_iter().map(|(from, rows)| (from, span(rows))).collect(), kept.folds)
 }
 
-/// Whether it was written.
 fn write(path: &Path, spans: &BTreeMap<u64, Span>, folds: u64) -> bool {
     let row = |(payer, used): (&Payer, &Used)| {
         let Payer { tenant, model, key } = payer.clone();

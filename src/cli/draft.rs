@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 
 use crate::config::{MAX_NAME, PolicyName, parse_endpoint};
 
-/// Contents of the file.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     pub(super) listen: Option<String>,

@@ -58,7 +58,6 @@ impl std::fmt::Display for Jwks {
     }
 }
 
-/// Reads `[auth]`.
 pub(super) fn jwt(root: &Section<'_>) -> Option<Jwt> {
     let auth = root.section("auth", "[auth]");
     let (section, jwt) = Jwt::opened(&auth)?;

@@ -144,7 +144,6 @@ pub(super) use section;
 
 /// A section of which every key is declared.
 pub(crate) trait Declared: Default {
-    /// What the declaration says.
     const DECLARATION: Declaration;
 
     /// What the file says, and `default` of the rest.
@@ -221,7 +220,6 @@ impl Declaration {
     }
 }
 
-/// One key of a section.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Key {
     /// Its name in the file and of its field.

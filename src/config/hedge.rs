@@ -62,7 +62,6 @@ pub(super) fn hedge(route: &Section<'_>, policy: PolicyName) -> Option<Hedge> {
     Some(hedge)
 }
 
-/// A percentile or a duration.
 const AFTER: Form<HedgeAfter> = Form {
     noun: "a percentile or a duration",
     hint: "write a percentile of the prediction (\"p50\" to \"p99.9\") or a duration: after = \"p99\", after = \"2s\"",

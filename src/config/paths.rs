@@ -118,7 +118,6 @@ const CONTROL_WORDS: &[&str] = &[
     "weight_info",
 ];
 
-/// Beginnings of such segments.
 const CONTROL_PREFIXES: &[&str] = &[
     "destroy_", "dump_", "finish_", "get_weights", "init_weight", "load_lora", "release_", "reset_",
     "resume_memory", "shutdown_", "start_", "stop_", "unload_lora", "update_weight", "weights_",

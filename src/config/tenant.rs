@@ -54,7 +54,6 @@ section! {
     }
 }
 
-/// Reads every `[[tenant]]`.
 pub(super) fn tenants(root: &Section<'_>, routes: &[Route], cache_isolation: bool) -> Vec<Tenant> {
     let default = Tenant { cache_isolation, ..Tenant::default() };
     let (mut names, mut credentials) = (HashSet::new(), HashSet::new());

@@ -12,7 +12,6 @@ use super::declare::put;
 use super::{Config, Dcgm, Declared, Degrade, Keep, Otlp, Pool, Route, Telemetry, masked_headers};
 use crate::stage::StageBudget;
 
-/// The whole configuration.
 pub(crate) fn view(config: &Config) -> Json {
     let slo: Map<String, Json> =
         config.slo.iter().map(|(name, bounds)| (name.to_string(), bounds.view())).collect();

@@ -62,7 +62,6 @@ pub(crate) enum Tier {
 pub struct Case {
     /// The cause.
     pub cause: Diagnosis,
-    /// Kind of evidence.
     pub(crate) tier: Tier,
     /// Size of the change, in thresholds: causes of one look are ranked by it.
     #[serde(skip)]

@@ -19,13 +19,11 @@ impl Count {
         Self { all: all.into(), bad: bad.into() }
     }
 
-    /// Counts one request.
     pub(crate) fn add(&mut self, is_bad: bool) {
         self.all += 1.0;
         self.bad += f64::from(u8::from(is_bad));
     }
 
-    /// Bad share.
     pub(crate) fn share(self) -> f64 {
         self.bad / self.all.max(1.0)
     }

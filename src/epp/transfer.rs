@@ -36,7 +36,6 @@ struct Between {
     taken: Option<Response<FedBody>>,
 }
 
-/// The head of an answer.
 #[derive(Debug)]
 struct Answer {
     head: Response<FedBody>,
@@ -44,7 +43,6 @@ struct Answer {
     served: Option<SocketAddr>,
 }
 
-/// A request that was placed.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     /// `ip:port` of the chosen replica and of its fallbacks, with commas between.

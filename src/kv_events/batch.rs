@@ -37,7 +37,6 @@ pub(super) struct Block {
     pub(super) content: u64,
 }
 
-/// Where a block is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Medium {
     /// Where the engine computes.
@@ -47,7 +46,6 @@ pub(super) enum Medium {
     Other,
 }
 
-/// What a payload holds.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Batch {
     /// When it was stored: seconds of the engine's clock.
@@ -68,7 +66,6 @@ pub(super) enum NoBatch {
     OtherShape,
 }
 
-/// Reads a payload.
 pub(super) fn read(mut payload: &[u8]) -> Result<Batch, NoBatch> {
     let value = rmpv::decode::read_value_with_max_depth(&mut payload, MAX_DEPTH)
         .map_err(|_| NoBatch::NotMessagePack)?;

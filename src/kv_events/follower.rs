@@ -46,7 +46,6 @@ struct Open {
     due: Stamp,
 }
 
-/// A replica that is followed.
 struct Following {
     /// How often it had become ready: its process may be another one since.
     life: u64,

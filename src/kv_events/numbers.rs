@@ -13,10 +13,8 @@ pub(super) enum Due {
     Restarted,
 }
 
-/// Numbers of one publisher.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Numbers {
-    /// The next one.
     next: Option<u64>,
     /// Lower ones cannot come from the process that was followed when the connection was made.
     floor: u64,

@@ -13,7 +13,6 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::batch::{Medium, Stored};
 use crate::clock::Stamp;
 
-/// One replica's cache.
 #[derive(Debug, Default)]
 pub(super) struct Picture {
     /// By name, the one that was stored last at the end.
@@ -27,7 +26,6 @@ pub(super) struct Picture {
     gpu_capacity: usize,
 }
 
-/// A block in the cache.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     /// Name of the block before it; 0 for none that is known.
@@ -211,7 +209,6 @@ impl Picture {
         }
     }
 
-    /// Nothing is held any more.
     pub(super) fn clear(&mut self) {
         self.held.clear();
         self.names.clear();

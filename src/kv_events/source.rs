@@ -45,7 +45,6 @@ pub(super) enum What {
     Disconnected,
 }
 
-/// Follows one replica.
 pub(super) struct Source {
     pub(super) id: u64,
     pub(super) pool: Arc<PoolState>,

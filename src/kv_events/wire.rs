@@ -8,7 +8,6 @@ use std::io;
 use bytes::{Buf, BufMut, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// What this end is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Socket {
     /// Subscribes to everything that a PUB sends.
@@ -46,7 +45,6 @@ pub(super) enum WireError {
     TooLong,
 }
 
-/// A connection after the handshake.
 #[derive(Debug)]
 pub(super) struct Wire<S> {
     stream: S,

@@ -28,7 +28,6 @@ impl ContinueSignal {
         self.0.changed.notify_one();
     }
 
-    /// Waits until [`Self::send`] was called.
     pub(super) async fn wanted(&self) {
         self.0.changed.notified().await;
     }

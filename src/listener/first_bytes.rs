@@ -10,7 +10,6 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// Reads of one connection.
 #[derive(Debug, Default)]
 pub(super) struct FirstBytes {
     kept: [u8; PREFACE.len()],
@@ -45,7 +44,6 @@ impl FirstBytes {
         Poll::Ready(Ok(()))
     }
 
-    /// Whether it is HTTP/2.
     fn poll_kind<S: AsyncRead>(
         &mut self,
         mut stream: Pin<&mut S>,

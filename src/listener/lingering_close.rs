@@ -12,7 +12,6 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// Progress of a lingering close.
 #[derive(Debug, Default)]
 pub(super) struct LingeringClose {
     is_shut: bool,

@@ -44,7 +44,6 @@ pub(super) struct ConnectionPhase {
     is_closing: AtomicBool,
     /// Start of the current phase.
     since: AtomicStamp,
-    /// Requests so far.
     total: AtomicU64,
     /// There was a first request.
     asked: Notify,

@@ -53,7 +53,6 @@ impl<F> PolledAgain<F> {
 }
 
 impl<F: Future> PolledAgain<Pin<&mut F>> {
-    /// The future itself.
     pub(super) fn inner(&mut self) -> Pin<&mut F> {
         self.future.as_mut()
     }

@@ -13,9 +13,7 @@ labels! {
         /// As text on a terminal, as JSON elsewhere.
         #[default]
         Auto = "auto",
-        /// As text.
         Text = "text",
-        /// As JSON.
         Json = "json",
     }
 }

@@ -20,9 +20,7 @@ use crate::stats::Counts;
 labels! {
     /// What a series is split by.
     pub enum SplitBy {
-        /// Label `tenant`.
         Tenant = "tenant",
-        /// Label `class`.
         Class = "class",
         /// Label `stage`: only the duration is measured.
         Stage = "stage",

@@ -87,11 +87,9 @@ pub struct ReplayedRoute {
 
 struct SimulatedStream {
     assignment: Assignment,
-    /// Answered so far.
     tokens: u64,
 }
 
-/// A waiting request.
 struct Wait {
     request: Arrival,
     waiter: Waiter,
@@ -410,7 +408,6 @@ impl Gate<'_> {
 /// The leg that computes a prompt, and when it will have.
 type FirstLeg = (Box<Assignment>, Duration);
 
-/// Decision on one request.
 enum SimulatedPlacement {
     Send { assignment: Box<Assignment>, prefill: Option<FirstLeg> },
     Wait(Waiter, Deferral),

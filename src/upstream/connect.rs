@@ -23,7 +23,6 @@ use crate::clock::{AtomicStamp, Clock};
 use crate::config::{Endpoint, PoolTls};
 use crate::listener::tls::{TlsError, certificates, private_key};
 
-/// The system's certificate store.
 fn system_roots() -> RootCertStore {
     let native = rustls_native_certs::load_native_certs();
     for error in native.errors {

@@ -160,7 +160,6 @@ pub(super) fn families_in_turn(addresses: &[IpAddr], port: u16) -> Vec<SocketAdd
     turns.flatten().map(|address| SocketAddr::new(*address, port)).collect()
 }
 
-/// How long an answer counts.
 const FRESH_FOR: Duration = Duration::from_secs(10);
 /// After how long an answer is asked for anew that no connect asks for: where a name leads elsewhere, its old host may go on.
 const LOOKED_AT_AGAIN: Duration = Duration::from_secs(30);

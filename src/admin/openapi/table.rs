@@ -9,7 +9,6 @@ use crate::admin::{
     AdminState, actions, decisions, drift, fleet, history, keys, latency, live, requests, slo, usage, views,
 };
 
-/// One method of one path.
 pub(super) struct Endpoint {
     pub(super) method: &'static str,
     /// Below `/api/v1`.

@@ -31,7 +31,6 @@ labels! {
     }
 }
 
-/// Verdict over one route.
 #[derive(Clone, Debug)]
 pub(super) struct Verdict {
     pub(super) route: Arc<str>,

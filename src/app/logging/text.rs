@@ -12,7 +12,6 @@ use crate::clock::Clock;
 use crate::observe::rfc3339;
 use crate::observe::style::{Paint, Style, push_escaped};
 
-/// Formats events as [`line`]s.
 pub(super) struct TextLines {
     style: Style,
     clock: Clock,

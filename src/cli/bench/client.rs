@@ -34,7 +34,6 @@ pub(super) struct Client {
     pub(super) ended: Mutex<EndedRequests>,
 }
 
-/// Requests that have ended.
 #[derive(Default)]
 pub(super) struct EndedRequests {
     pub(super) measured: Vec<Measured>,

@@ -12,7 +12,6 @@ use super::client::Client;
 use crate::cli::replay::{figure, grid};
 use crate::stats::Counts;
 
-/// A run's figures.
 pub(super) struct Report {
     bounds: Bounds,
     targets: Vec<Target>,
@@ -27,7 +26,6 @@ struct Target {
     due: Figures,
     /// From those at which they were sent.
     sent: Figures,
-    /// Inter-token latencies.
     itl: Counts,
 }
 

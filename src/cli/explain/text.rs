@@ -10,7 +10,6 @@ use crate::api::requests::{Attempt, Choice, Request, RequestDetail, StageTime};
 use crate::cli::style::{Paint, Style};
 use crate::record::Addends;
 
-/// The whole explanation.
 pub(crate) fn explanation(detail: &RequestDetail, style: Style) -> String {
     let mut out = String::new();
     let text = Text { detail, style };

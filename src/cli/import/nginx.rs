@@ -126,7 +126,6 @@ struct Pass {
     base: String,
 }
 
-/// Every `proxy_pass` of a file.
 #[derive(Default)]
 struct Passes {
     all: Vec<Pass>,

@@ -54,7 +54,6 @@ pub(super) fn lines(plan: &Plan, figures: &[Figures]) -> Vec<ReportLine> {
     plan.cells.iter().zip(figures).map(line).collect()
 }
 
-/// Prints every run.
 pub(super) fn json(lines: &[ReportLine], out: &mut dyn Write) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut *out, lines)?;
     writeln!(out)

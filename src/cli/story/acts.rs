@@ -18,7 +18,6 @@ type Playing<'s> = Pin<Box<dyn Future<Output = Played> + Send + 's>>;
 
 /// One act, as it is announced.
 pub(super) struct Act {
-    /// Plays it.
     pub(super) play: fn(&Stage) -> Playing<'_>,
     pub(super) title: &'static str,
     pub(super) happens: &'static str,

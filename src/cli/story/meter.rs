@@ -30,7 +30,6 @@ pub(super) struct Figures {
 }
 
 impl Meter {
-    /// Counts a request.
     pub(in crate::cli) fn record(&self, record: &Record, judgement: &Judgement) {
         let mut figures = self.0.lock();
         match record.outcome {
@@ -68,7 +67,6 @@ impl Figures {
         self.ok + self.failed + self.refused
     }
 
-    /// A quantile of TTFT.
     pub(super) fn ttft(&self, q: f64) -> Option<Duration> {
         self.ttft.counts().quantile(q).map(Duration::from_secs_f64)
     }

@@ -37,7 +37,6 @@ pub(super) struct Stage {
     pub(super) over: CancellationToken,
     pub(super) file: ConfigFile,
     pub(super) admin: Endpoint,
-    /// URL of the page.
     pub(super) page: String,
     pub(super) style: Style,
 }

@@ -88,7 +88,6 @@ impl<T: Copy + PartialEq> Codec<T> for Words<T> {
     }
 }
 
-/// A list of such values.
 pub(in crate::config) struct List<C>(pub(in crate::config) C);
 
 impl<T, C: Codec<T>> Codec<Vec<T>> for List<C> {
@@ -117,7 +116,6 @@ impl<T> Codec<T> for Own<T> {
     }
 }
 
-/// `true` or `false`.
 pub(in crate::config) const SWITCH: Own<bool> = Own { read: |item| item.boolean(), show: |on| json!(on) };
 
 /// A share from 0 to 1.
@@ -201,7 +199,6 @@ impl<T: Shown> Shown for Option<T> {
     }
 }
 
-/// A type of whole numbers.
 pub(in crate::config) trait Whole: Shown + Sized {
     /// The number, if the type has it.
     fn of(number: i64) -> Option<Self>;

@@ -102,7 +102,6 @@ fn holds_key(pem: &[u8]) -> Result<(), String> {
 
 const PAIR_HINT: &str =
     "name the private key that this certificate was issued for; where both were renewed, replace both files";
-/// How PEM files are named.
 pub(in crate::config) const HINT: &str = "name PEM files, relative to the configuration file: tls = { cert = \"server.pem\", key = \"server.key\" }";
 
 #[cfg(test)]

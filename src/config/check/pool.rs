@@ -21,7 +21,6 @@ use super::section::{Item, Section};
 use super::shape::Kind;
 use super::values::{ENDPOINT, LABEL, NAME};
 
-/// Reads every `[[pool]]`.
 pub(super) fn pools(root: &Section<'_>) -> Vec<Pool> {
     let mut names = HashSet::new();
     let mut pools = Vec::new();

@@ -21,7 +21,6 @@ use super::{admission, stage_budget};
 /// What routes refer to.
 pub(super) struct Referred<'a> {
     pub(super) pools: &'a [Pool],
-    /// Every SLO class.
     pub(super) slo: &'a BTreeMap<Arc<str>, Slo>,
     /// `[timeouts]`
     pub(super) timeouts: Timeouts,

@@ -66,7 +66,6 @@ impl<'a> Checking<'a> {
         self.shapes.borrow_mut().record(place, kind);
     }
 
-    /// Notes a fault.
     pub(in crate::config) fn report(&self, span: &Range<usize>, fault: Fault) {
         self.faults.borrow_mut().push((span.clone(), fault));
     }
@@ -106,7 +105,6 @@ impl<'a> Section<'a> {
         entries(self.checking, self.table, move |key| Place { header, key, within: Within::Itself })
     }
 
-    /// The value of a key.
     pub(in crate::config) fn get(&self, key: &'static str) -> Option<Item<'a>> {
         self.requested.borrow_mut().push(key);
         self.items().find(|item| item.key == key)
@@ -144,7 +142,6 @@ impl<'a> Section<'a> {
         self.get(key).map(|item| item.list()).unwrap_or_default()
     }
 
-    /// A section below this one.
     pub(in crate::config) fn section(&self, key: &'static str, header: &'static str) -> Section<'a> {
         let absent = || Section::open(self.checking, header, self.span.clone(), None);
         self.get(key).and_then(|item| item.section(header)).unwrap_or_else(absent)
@@ -203,7 +200,6 @@ pub(in crate::config) struct Item<'a> {
     pub(in crate::config) key: &'a str,
     /// Which key of the schema it is a value of.
     place: Place<'a>,
-    /// The place of the value.
     pub(in crate::config) span: Range<usize>,
     pub(in crate::config) value: &'a DeValue<'a>,
     key_span: Range<usize>,
@@ -288,7 +284,6 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// `true` or `false`.
     pub(super) fn boolean(&self) -> Option<bool> {
         self.record(Kind::Boolean);
         let value = self.value.as_bool();
@@ -310,7 +305,6 @@ impl<'a> Item<'a> {
         share
     }
 
-    /// A whole number within bounds.
     pub(in crate::config) fn integer(&self, bounds: RangeInclusive<i64>) -> Option<i64> {
         self.record(Kind::Integer { least: *bounds.start(), most: *bounds.end() });
         let DeValue::Integer(integer) = self.value else {
@@ -371,7 +365,6 @@ impl<'a> Item<'a> {
         self.fault(message, hint);
     }
 
-    /// The entries of a list.
     pub(in crate::config) fn list(&self) -> Vec<Item<'a>> {
         self.record(Kind::List);
         let Some(array) = self.value.as_array() else {
@@ -444,7 +437,6 @@ impl<'a> Item<'a> {
         None
     }
 
-    /// The value as a section.
     pub(in crate::config) fn section(&self, header: &'static str) -> Option<Section<'a>> {
         self.record(Kind::Section { header });
         let table = self.value.as_table();

@@ -10,7 +10,6 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(in crate::config) struct Place<'a> {
     /// How messages call the section.
     pub(in crate::config) header: &'static str,
-    /// The key of the section.
     pub(in crate::config) key: &'a str,
     /// The value itself or one below it.
     pub(in crate::config) within: Within,

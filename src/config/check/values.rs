@@ -27,7 +27,6 @@ pub(in crate::config) struct Form<T> {
 pub(in crate::config) const DURATION: Form<Duration> =
     Form { noun: "a duration", hint: DURATION_HINT, parse: duration };
 
-/// A duration above zero.
 pub(in crate::config) const POSITIVE_DURATION: Form<Duration> =
     Form { noun: "a duration", hint: DURATION_HINT, parse: positive_duration };
 
@@ -50,7 +49,6 @@ pub(in crate::config) const SIZE: Form<usize> =
 pub(in crate::config) const BYTES_PER_SECOND: Form<u64> =
     Form { noun: SIZE.noun, hint: SIZE.hint, parse: |text| bytes(text).map(|bytes| bytes as u64) };
 
-/// An address to listen on.
 pub(in crate::config) const ADDRESS: Form<SocketAddr> = Form {
     noun: "an address",
     hint: "write an IP address and a port: \"127.0.0.1:8080\", \"0.0.0.0:8080\", \"[::]:8080\"",
@@ -101,7 +99,6 @@ pub(in crate::config) const MODEL: Form<Arc<str>> = Form {
     },
 };
 
-/// The name of a header.
 pub(in crate::config) const HEADER_NAME: Form<http::HeaderName> = Form {
     noun: "a header name",
     hint: "write the bare name of a header, such as \"x-tenant\"",

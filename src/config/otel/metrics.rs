@@ -14,7 +14,6 @@ pub(in crate::config) struct MetricsExporter {
     pub(in crate::config) signal: Signal,
     /// Between two exports.
     pub(in crate::config) interval: Option<Duration>,
-    /// Whether exports are compressed.
     pub(in crate::config) is_gzip: bool,
     /// Totals since the start, or since the export before.
     pub(in crate::config) temporality: Temporality,

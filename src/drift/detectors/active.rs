@@ -21,7 +21,6 @@ pub(super) struct ActiveFinding {
     pub(super) last_seen: f64,
     /// The signals of replicas before it began.
     pub(super) before: Snapshot,
-    /// When it began.
     pub(super) onset: Onset,
     /// Of a drift over days: what its tail is held against, whatever the baseline becomes.
     pub(super) bound: Option<TailBound>,

@@ -44,7 +44,6 @@ impl<const SECONDS: i64> BadRequests<SECONDS> {
         self
     }
 
-    /// Takes one request.
     pub(super) fn add(&mut self, at: f64, is_bad: bool) {
         self.slots.at(slot::<SECONDS>(at), Self::KEPT).add(is_bad);
         self.is_due |= is_bad;
@@ -141,7 +140,6 @@ impl HoursOfDay {
         self
     }
 
-    /// Takes one request.
     pub(super) fn add(&mut self, at: f64, is_bad: bool) {
         let (day, hour) = day_and_hour(at);
         if let Some(days) = self.hours.get_mut(hour) {

@@ -16,7 +16,6 @@ use crate::stats::{Counts, Histogram, Noise, median, robust};
 pub(super) struct HourSummary {
     /// Hours since the epoch.
     pub(super) index: i64,
-    /// Requests.
     pub(super) count: u64,
     pub(super) median: f64,
     /// Trimmed mean: from few values a better estimate of the centre than the median.
@@ -62,7 +61,6 @@ impl HourBaseline {
     }
 }
 
-/// Hours of one measure.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HourHistory {
     current: Histogram,
@@ -102,7 +100,6 @@ impl HourHistory {
         self.past.iter()
     }
 
-    /// The last closed hour.
     pub(super) fn last(&self) -> Option<&HourSummary> {
         self.past.back()
     }

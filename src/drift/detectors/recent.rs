@@ -59,7 +59,6 @@ pub(super) struct Doubling {
     pub(super) over_predicted: Option<f64>,
     /// Seconds since the oldest of the values.
     pub(super) window: f64,
-    /// The number of values.
     values: usize,
     /// That they stand for.
     pub(super) requests: u64,

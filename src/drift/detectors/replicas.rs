@@ -64,7 +64,6 @@ impl Quarters {
 /// A replica that is slower than its peers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct SlowReplica {
-    /// Index of the replica.
     pub(super) replica: usize,
     /// Its median of the last hour, in seconds.
     pub(super) now: f64,
@@ -111,7 +110,6 @@ impl ReplicaHistory {
         }
     }
 
-    /// Takes an attempt.
     pub(super) fn attempt(&mut self, at: f64, has_failed: bool) {
         self.failed.add(at, has_failed);
         self.failed_by_hour.add(at, has_failed);

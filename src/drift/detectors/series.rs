@@ -124,7 +124,6 @@ impl RouteSeries {
         if subject == Subject::Itl { &mut self.itl } else { &mut self.ttft }
     }
 
-    /// Takes one request.
     pub(super) fn observe(&mut self, observation: &Observation<'_>, settings: &Settings) {
         let at = observation.at;
         self.last_seen = at;

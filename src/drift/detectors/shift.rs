@@ -57,7 +57,6 @@ pub(super) fn goes_on(hours: &HourHistory, row: &StepRow) -> bool {
     last.is_some_and(|last| last.median.ln_ratio().max(last.p90.ln_ratio()) >= row.clear().ln())
 }
 
-/// An hour against its baseline.
 struct Comparison {
     median: Excess,
     p90: Excess,

@@ -29,7 +29,6 @@ pub(super) struct SlowSetup {
     pub(super) row: StepRow,
 }
 
-/// A tail that grew.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct SlowDrift {
     /// Ramp-weighted mean excess over its standard error.

@@ -55,7 +55,6 @@ impl Board {
         self.found.lock().mutes = mutes;
     }
 
-    /// Takes the findings that hold.
     pub(super) fn settle(&self, active: Vec<Finding>, series: usize, now: f64) {
         self.open_windows(&active, now);
         let mut found = self.found.lock();

@@ -12,7 +12,6 @@ use super::redact::Redact;
 use crate::record::cut;
 use crate::request::json::{Cursor, JsonError, JsonKind, Raw};
 
-/// The text so far.
 #[derive(Debug, Default)]
 pub(super) struct StreamText {
     /// Beginning of a line whose end has not come.

@@ -108,7 +108,6 @@ impl Capture {
         }
     }
 
-    /// The request has ended.
     pub(crate) fn deliver(self: Box<Self>, record: &Arc<Record>) {
         let capture: Arc<Self> = Arc::from(self);
         for reader in &capture.readers {

@@ -31,7 +31,6 @@ impl<'a> Entry<'a> {
         Self { record, request, answer, is_request_cut: record.bytes_in > limit as u64, is_answer_cut }
     }
 
-    /// A line of the file.
     pub(super) fn line(&self, clock: &Clock) -> String {
         let record = self.record;
         let mut fields = fields::ended(record);

@@ -20,7 +20,6 @@ pub(super) struct Figures {
     pub(super) times: EngineTimes,
 }
 
-/// Spans in an export.
 pub(super) fn count(export: &ExportTraceServiceRequest) -> u64 {
     export.resource_spans.iter().flat_map(|r| &r.scope_spans).map(|s| s.spans.len() as u64).sum()
 }

@@ -12,7 +12,6 @@ use crate::background::Background;
 use crate::observe::metrics::{DropReason, Metrics};
 use crate::observe::otlp::{Collector, CollectorError, Exporter};
 
-/// Queues exports for the collector.
 pub(super) struct Forward {
     queue: mpsc::Sender<Export>,
     /// Bytes that may still be queued.

@@ -88,7 +88,6 @@ impl Join {
         (records, unmatched)
     }
 
-    /// Every record that still waits.
     pub(super) fn give_up(&mut self) -> Vec<Ready> {
         self.records_until.clear();
         self.records.drain().map(|(_, ready)| ready).collect()

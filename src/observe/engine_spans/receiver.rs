@@ -39,7 +39,6 @@ use crate::observe::otlp::PROTOBUF;
 /// Takes an export: its bytes and their decoded form.
 pub(super) type Sink = Arc<dyn Fn(Bytes, &ExportTraceServiceRequest) + Send + Sync>;
 
-/// Serves until `stop`.
 pub(super) async fn serve(
     socket: TcpListener,
     sink: Sink,
@@ -152,7 +151,6 @@ fn read(headers: &HeaderMap, body: Bytes) -> Result<Bytes, StatusCode> {
     }
 }
 
-/// Decompresses up to [`MAX_BODY`] bytes.
 fn unzip(body: &[u8]) -> Result<Bytes, StatusCode> {
     let mut plain = Vec::new();
     let limit = MAX_BODY as u64 + 1;

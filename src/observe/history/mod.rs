@@ -197,7 +197,6 @@ impl Rings {
         Some((minute, sum))
     }
 
-    /// The slot to count in.
     fn at(&mut self, now: Stamp) -> &mut Slot {
         let next = Step::TenSeconds.slot(now);
         if self.short.newest().is_some_and(|newest| newest < next) {

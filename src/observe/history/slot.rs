@@ -19,13 +19,9 @@ use crate::stats::Mean;
 labels! {
     /// What a part is one of.
     pub enum Dimension {
-        /// Label `replica`.
         Replica = "replica",
-        /// Label `revision`.
         Revision = "revision",
-        /// Label `tenant`.
         Tenant = "tenant",
-        /// Label `class`.
         Class = "class",
     }
 }
@@ -105,7 +101,6 @@ impl Part {
         }
     }
 
-    /// Counts how an attempt ended.
     fn attempt(&mut self, attempt: &Attempt, has_failed: bool) {
         // One without text is both.
         if is_answered(attempt) && (attempt.is_empty || !has_failed) {
@@ -374,7 +369,6 @@ fn took_part(
 /// Who is charged with what of a request.
 struct Charges<'r> {
     record: &'r Record,
-    /// [`Record::charged`].
     charged: Option<(usize, &'r Attempt)>,
     /// Another one had it before.
     is_later: bool,

@@ -37,7 +37,6 @@ impl Step {
     }
 }
 
-/// One measure of one series.
 #[derive(Default)]
 pub(in crate::observe) struct LatencySlots {
     /// Number of the current slot of 10 s.

@@ -6,11 +6,8 @@ use crate::labels::labels;
 labels! {
     /// A look-back window.
     pub enum Window {
-        /// `1m`
         Minute = "1m",
-        /// `5m`
         FiveMinutes = "5m",
-        /// `1h`
         Hour = "1h",
     }
 }

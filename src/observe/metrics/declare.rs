@@ -13,7 +13,6 @@ use super::buckets::Edges;
 use super::declared::{Declared, Label};
 use super::foreseen::Foreseen;
 
-/// Registers families.
 pub(super) struct Maker<'a> {
     registry: &'a Registry,
     edges: &'a Edges,
@@ -108,7 +107,6 @@ impl<M: Build> Handle for M {
 pub(super) trait Group {
     const KEY: &'static [&'static str];
 
-    /// Each of them.
     fn families(&self) -> Vec<&dyn Handle>;
 
     fn start(&self, key: &[&str], foreseen: &Foreseen) {

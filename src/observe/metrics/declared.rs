@@ -13,7 +13,6 @@ pub(super) struct Declared {
     pub(super) labels: &'static [Label],
     /// Label values behind the group's key that exist from the start, where they follow from the configuration.
     pub(super) zero: Option<fn(&Foreseen) -> Tails>,
-    /// Buckets of a histogram.
     pub(super) edges: Option<fn(&Edges) -> &[f64]>,
 }
 

@@ -27,7 +27,6 @@ pub(in crate::observe) fn since(now: &[Metric], before: &[Metric]) -> Vec<Metric
     delta
 }
 
-/// Whether anything is left.
 fn subtract(data: &mut Data, earlier: Option<&Data>) -> bool {
     // Three types of the protocol with the same two fields, and no trait.
     macro_rules! subtract {

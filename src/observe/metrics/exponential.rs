@@ -151,7 +151,6 @@ pub(super) struct ExponentialSeries {
     pub(super) duration: ExponentialHistogram,
 }
 
-/// All of them.
 #[derive(Default)]
 pub(super) struct Exponentials {
     by_key: DashMap<ExponentialKey, Arc<ExponentialSeries>, LabelHasher>,

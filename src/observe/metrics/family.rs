@@ -69,7 +69,6 @@ pub struct Family<V: Vector, const N: usize> {
     overflow: IntCounterVec,
 }
 
-/// Existing label sets.
 struct LabelSets<M> {
     /// By a hash of their values, as in the library itself.
     sets: HashMap<u64, LabelSet<M>, LabelHasher>,

@@ -92,7 +92,6 @@ pub(super) struct SplitByTenant {
 /// Value of `tenant` in histograms without it.
 pub(super) const ALL_TENANTS: &str = "all";
 
-/// Handles of one [`RequestKey`].
 pub(super) struct RequestSeries {
     key: RequestKey,
     families: Arc<Families>,

@@ -98,9 +98,7 @@ impl Undelivered {
 
 /// An export as a collector takes it.
 pub(crate) trait Signal: Message + Sized {
-    /// The collector's answer.
     type Answer: Message + Default;
-    /// Sends it over gRPC.
     fn call(
         self,
         channel: Grpc,
@@ -341,7 +339,6 @@ impl Health {
         (self.clock, self.clock.now().after(self.timeout))
     }
 
-    /// Awaits an export.
     async fn watch(
         &mut self,
         export: impl Future<Output = Result<(), ExportError>>,

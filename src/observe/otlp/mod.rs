@@ -81,7 +81,6 @@ impl Collector {
         Ok(Self { traces, logs, resource: resource(&around.instance) })
     }
 
-    /// Who exports.
     pub(super) fn resource(&self) -> Resource {
         self.resource.clone()
     }
@@ -184,7 +183,6 @@ fn is_gzip(signal: &str) -> bool {
 
 /// Silence on a gRPC connection that waits for an answer, before a ping and then for its answer.
 const PING_AFTER: Duration = Duration::from_secs(5);
-/// Of this gateway.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Content type of OTLP over HTTP.
 pub(super) const PROTOBUF: &str = "application/x-protobuf";

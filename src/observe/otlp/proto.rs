@@ -17,7 +17,6 @@ pub(crate) fn attribute(key: impl Into<String>, value: Value) -> KeyValue {
     KeyValue { key: key.into(), value, ..KeyValue::default() }
 }
 
-/// An attribute that is text.
 pub(crate) fn text(key: impl Into<String>, value: impl Into<String>) -> KeyValue {
     attribute(key, Value::StringValue(value.into()))
 }
@@ -28,7 +27,6 @@ impl<'a> Sink<'a> for Vec<KeyValue> {
     }
 }
 
-/// An attribute of a request.
 fn key_value(name: &'static str, value: AttributeValue<'_>) -> KeyValue {
     let value = match value {
         AttributeValue::Str(text) => Value::StringValue(text.to_owned()),
@@ -44,7 +42,6 @@ fn key_value(name: &'static str, value: AttributeValue<'_>) -> KeyValue {
     attribute(name, value)
 }
 
-/// A list of texts.
 pub(crate) fn texts(texts: impl IntoIterator<Item = impl Into<String>>) -> Value {
     let text = |text: _| AnyValue { value: Some(Value::StringValue(Into::into(text))) };
     Value::ArrayValue(ArrayValue { values: texts.into_iter().map(text).collect() })

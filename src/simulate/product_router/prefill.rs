@@ -133,7 +133,6 @@ impl PrefillPool {
         decoders.judge(&ask, now).map(then)
     }
 
-    /// Reserves the first leg.
     pub(super) fn assign(&self, whole: &Ask<'_>, now: Stamp) -> Option<Assignment> {
         self.judge(&whole.for_prefill(), now)?.assign()
     }
@@ -158,7 +157,6 @@ impl PrefillPool {
         self.first + slot
     }
 
-    /// A prompt is computed.
     pub(super) fn computed(&mut self, request: RequestId, end: &Ended) {
         let Some(leg) = self.legs.get_mut(&request) else { return };
         let Some(mut own) = leg.assignment.take() else { return };

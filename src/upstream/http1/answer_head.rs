@@ -53,7 +53,6 @@ pub(super) fn keeps_open(head: &response::Parts) -> bool {
     !has("close") && (head.version == Version::HTTP_11 || has("keep-alive"))
 }
 
-/// Bytes of a head.
 const MAX_BYTES: usize = 64 * 1024;
 const MAX_FIELDS: usize = 256;
 

@@ -35,7 +35,6 @@ pub(super) enum Decoded {
     End,
 }
 
-/// Framing that no HTTP/1.1 has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
