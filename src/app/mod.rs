@@ -63,25 +63,15 @@ pub struct App {
 }
 
 /// Why a gateway cannot start.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// A port cannot be bound.
     #[error("cannot listen on {addr} ({key}): {source}{}", hint(source))]
-    Listen {
-        /// Its key in the configuration.
-        key: &'static str,
-        /// Its value.
-        addr: SocketAddr,
-        /// Error of `bind` or `listen`.
-        source: io::Error,
-    },
-    /// The certificates of `server.tls` or `pool.tls` cannot be used.
+    Listen { key: &'static str, addr: SocketAddr, source: io::Error },
     #[error("certificates: {0}")]
     Tls(#[from] TlsError),
-    /// The TLS provider refuses the configuration of upstream connections.
     #[error("upstream tls: {0}")]
     UpstreamTls(#[from] rustls::Error),
-    /// An observer cannot start.
     #[error("telemetry: {0}")]
     Telemetry(#[from] ObserversError),
 }

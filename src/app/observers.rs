@@ -44,15 +44,13 @@ impl Default for DataPath {
 }
 
 /// Why an observer cannot start.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum ObserversError {
-    /// Access log, span export or the receiver of engines' spans cannot start.
     #[error(transparent)]
     Observe(#[from] ObserveError),
-    /// The drift webhook or the OTLP export of findings cannot start.
     #[error(transparent)]
     Drift(#[from] DriftError),
-    /// The webhook of canaries cannot be set up.
     #[error("route.canary.webhook: tls: {0}")]
     Rollouts(#[from] rustls::Error),
 }

@@ -33,15 +33,13 @@ use crate::observe::{Surroundings, Tap, instance};
 use crate::request::dialect::SERVED;
 
 /// Why the gateway did not run.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The configuration is invalid or cannot be read.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A port, certificate or observer cannot be used.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// A runtime or the signal handlers cannot be started.
     #[error("cannot start: {0}")]
     Io(#[from] io::Error),
 }

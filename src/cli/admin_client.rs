@@ -54,48 +54,40 @@ pub struct AdminClient {
 }
 
 /// Why there is no answer.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// The token is named and not there.
     #[error("the token: {0}")]
     NoToken(String),
-    /// The token or the path does not fit into a request.
     #[error("cannot be asked for: {0}")]
     Request(#[from] http::Error),
-    /// TLS cannot be set up.
     #[error("TLS: {0}")]
     Tls(#[from] rustls::Error),
-    /// What was asked for is not there; the gateway's own words.
+    /// The gateway's own words.
     #[error("{0}")]
     NotFound(String),
-    /// The URL, and what is wrong there.
     #[error("{0} {1}")]
     At(String, Trouble),
 }
 
 /// What is wrong with a gateway or its answer.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum Trouble {
-    /// Nothing answers.
     #[error("does not answer: {0}\nhint: give the admin port, {OWN} by default, not the data port")]
     Unreachable(CallError),
-    /// It wants a token, or another one.
     #[error(
         "wants its admin token\nhint: --token env:NAME or file:PATH, or TOKENWAY_ADMIN_TOKEN: what admin.token says"
     )]
     Forbidden,
-    /// The token may only look.
     #[error(
         "takes this token for reading only\nhint: --token env:NAME or file:PATH, or TOKENWAY_ADMIN_TOKEN: the value of admin.token, not of admin.read_token"
     )]
     ReadOnly,
-    /// The path is unknown there.
     #[error("has no {0}: it is an older tokenway than this ({own}), or no admin port of one", own = env!("CARGO_PKG_VERSION"))]
     NoSuchPath(String),
-    /// What this path answers is JSON of another form.
     #[error("answers {0} in a form that this tokenway ({own}) does not read: {1}", own = env!("CARGO_PKG_VERSION"))]
     Form(String, serde_json::Error),
-    /// Any other status, with the gateway's own words.
     #[error("answered {0}: {1}")]
     Status(u16, String),
 }

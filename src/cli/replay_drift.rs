@@ -18,18 +18,15 @@ use crate::record::Outcome;
 use crate::units::Tokens;
 
 /// Why a trace was not replayed to its end.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayDriftError {
-    /// The configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The trace cannot be read, or has no record.
     #[error("{path}: {1}", path = .0.display())]
     Trace(PathBuf, io::Error),
-    /// A line of it, from 1, is not a record.
     #[error("{path}:{1}: {2}", path = .0.display())]
     Line(PathBuf, usize, String),
-    /// The findings cannot be written.
     #[error("cannot write the findings: {0}")]
     Write(#[source] io::Error),
 }

@@ -108,25 +108,13 @@ fn step_ms(text: &str) -> Result<f64, String> {
 }
 
 /// Why the replicas could not be started.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
-    /// The last port would be above 65535.
     #[error("{replicas} replicas from port {first} on do not fit below port 65536; take a lower --port")]
-    NoPort {
-        /// Port of the first replica.
-        first: u16,
-        /// `--replicas`.
-        replicas: u16,
-    },
-    /// A port is taken, or the address is not ours.
+    NoPort { first: u16, replicas: u16 },
     #[error("cannot listen on {addr}: {source}; take another --port or --host")]
-    Listen {
-        /// Address given to bind.
-        addr: SocketAddr,
-        /// Error of the operating system.
-        source: io::Error,
-    },
-    /// No signal can be waited for, or nothing can be printed.
+    Listen { addr: SocketAddr, source: io::Error },
     #[error(transparent)]
     Io(#[from] io::Error),
 }

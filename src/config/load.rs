@@ -27,30 +27,19 @@ pub enum Source {
 }
 
 /// Why there is no configuration.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
     #[error("{}: cannot read it: {error}", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         error: std::io::Error,
     },
-    /// The file is wrong.
     #[error("{0}")]
     Invalid(#[from] Diagnostics),
-    /// A flag does not fit the rest.
     #[error("{flag}: {message}\nhint: {hint}")]
-    Flag {
-        /// The flag.
-        flag: &'static str,
-        /// What is wrong.
-        message: String,
-        /// What to do about it.
-        hint: &'static str,
-    },
+    Flag { flag: &'static str, message: String, hint: &'static str },
 }
 
 impl ConfigError {

@@ -38,46 +38,22 @@ pub struct KeyStore {
 }
 
 /// Why keys stay as they are.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// Another key of the tenant has the name.
     #[error("tenant {tenant} has a key {name} already: revoke it first, or choose another name")]
-    NameTaken {
-        /// Whose.
-        tenant: Arc<str>,
-        /// Its name.
-        name: Arc<str>,
-    },
-    /// No key to revoke.
+    NameTaken { tenant: Arc<str>, name: Arc<str> },
     #[error("tenant {tenant} has no key {name} that was made at run time")]
-    Unknown {
-        /// Whose.
-        tenant: String,
-        /// Its name.
-        name: String,
-    },
-    /// The bound of all keys.
+    Unknown { tenant: String, name: String },
     #[error("there are {MAX_KEYS} keys already: revoke some, such as expired ones")]
     TooMany,
-    /// The file of keys could not be read at the start.
     #[error(
         "nothing has changed: {path} could not be read ({error}), and its keys would be lost: make it readable, or move it away, and start the gateway again",
         path = path.display()
     )]
-    Unread {
-        /// Of the keys.
-        path: PathBuf,
-        /// Why.
-        error: String,
-    },
-    /// The file of keys cannot be written.
+    Unread { path: PathBuf, error: String },
     #[error("nothing has changed: {path} cannot be written: {error}", path = path.display())]
-    NotKept {
-        /// Of the keys.
-        path: PathBuf,
-        /// Why.
-        error: io::Error,
-    },
+    NotKept { path: PathBuf, error: io::Error },
 }
 
 #[derive(Debug, Default, Deserialize, Serialize)]

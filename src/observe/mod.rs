@@ -84,31 +84,17 @@ pub trait Tap: Send + Sync {
 }
 
 /// Why observation cannot start.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum ObserveError {
-    /// `telemetry.access_log` cannot be opened.
     #[error("telemetry.access_log: {target}: {error}")]
-    AccessLog {
-        /// Where lines would go.
-        target: config::AccessLog,
-        /// Why.
-        error: io::Error,
-    },
-    /// `telemetry.content.file` cannot be opened.
+    AccessLog { target: config::AccessLog, error: io::Error },
     #[error("telemetry.content: {path}: {error}", path = path.display())]
-    Content {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        error: io::Error,
-    },
-    /// No thread can be started.
+    Content { path: PathBuf, error: io::Error },
     #[error("telemetry.content: no thread: {0}")]
     Thread(io::Error),
-    /// Nothing can be exported to the collector.
     #[error(transparent)]
     Collector(#[from] CollectorError),
-    /// Spans of engines cannot be received.
     #[error(transparent)]
     EngineSpans(#[from] EngineSpansError),
 }

@@ -36,12 +36,11 @@ use crate::observe::otlp::{Collector, CollectorError};
 use crate::state_file::{self, OVERDUE, Writes};
 
 /// Why drift detection cannot start.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum DriftError {
-    /// TLS of the webhook.
     #[error("drift.webhook: tls: {0}")]
     Webhook(#[from] rustls::Error),
-    /// The OTLP exporter of findings.
     #[error(transparent)]
     Events(#[from] CollectorError),
 }

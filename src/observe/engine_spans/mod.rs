@@ -37,17 +37,11 @@ use crate::clock::Clock;
 use crate::record::Record;
 
 /// Why spans of engines cannot be received.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum EngineSpansError {
-    /// The port.
     #[error("cannot listen on {addr} (telemetry.engine_spans.listen): {source}")]
-    Listen {
-        /// Where.
-        addr: SocketAddr,
-        /// The operating system's error.
-        source: io::Error,
-    },
-    /// They cannot be passed on.
+    Listen { addr: SocketAddr, source: io::Error },
     #[error(transparent)]
     Forward(#[from] CollectorError),
 }

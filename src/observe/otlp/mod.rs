@@ -32,18 +32,15 @@ use crate::listener::tls::TlsError;
 use crate::upstream::connect::Connector;
 
 /// Why nothing can be exported.
+#[expect(missing_docs, reason = "the messages say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum CollectorError {
-    /// The collector's address.
     #[error("otlp exporter: endpoint: {0}")]
     Endpoint(#[from] http::uri::InvalidUri),
-    /// The same, over gRPC.
     #[error("otlp exporter: endpoint: {0}")]
     Channel(#[from] tonic::transport::Error),
-    /// Log records have nowhere to go.
     #[error("otlp exporter: the address is one of traces alone, and telemetry.content needs one of logs")]
     TracesAlone,
-    /// TLS could not be set up.
     #[error("otlp exporter: tls: {0}")]
     Tls(#[from] TlsError),
 }
