@@ -31,8 +31,8 @@ pub(super) async fn look(
     let now = at.clock.wall(at.clock.now());
     let mut asking = Pipeline::new();
     asking.cmd("TIME").cmd("ZRANGE").arg(&pressing).arg(0).arg(-1).arg("WITHSCORES");
-    let ((there, _), asked): ((i64, u32), Vec<(Vec<u8>, f64)>) =
-        asking.query_async(&mut at.connection()).await?;
+    let (there, asked): ((i64, u32), Asked) = asking.query_async(&mut at.connection()).await?;
+    let there = there.0;
     let ahead = there.saturating_sub_unsigned(since_epoch(now).as_secs());
     let pressed = asked.into_iter().filter(|(_, until)| *until >= there as f64);
     let pressed: HashSet<_> = pressed.map(|(name, _)| name).collect();
@@ -68,6 +68,9 @@ pub(super) async fn look(
     }
     Ok(!claims.is_empty())
 }
+
+/// Names of pressed budgets, and until when they are.
+type Asked = Vec<(Vec<u8>, f64)>;
 
 /// Of a hash at the broker.
 type Fields = HashMap<Vec<u8>, Vec<u8>>;
