@@ -146,14 +146,17 @@ impl Config {
         self.routes.iter().filter(move |route| canary(route).is_some_and(|known| known.name == pool.name))
     }
 
-    /// The other pools that answer what a pool cannot: those of its routes, but their canaries.
+    /// The other pools that answer what a pool cannot, whatever its route: those of all its routes, but their canaries.
     pub fn beside(&self, pool: &Pool) -> impl Iterator<Item = &Pool> {
-        let is_canary =
-            |route: &Route, at: usize| route.canary.as_ref().is_some_and(|canary| canary.pool == at);
-        let pools = self.routes_of(pool).flat_map(|route| route.pools.iter().map(move |to| (route, to.pool)));
-        let all = pools.filter(move |(route, at)| !is_canary(route, *at));
-        let all = all.filter_map(|(_, at)| self.pools.get(at));
-        all.filter(|other| other.name != pool.name)
+        let routes: Vec<_> = self.routes_of(pool).collect();
+        let takes = |route: &Route, at: usize| {
+            let is_canary = route.canary.as_ref().is_some_and(|canary| canary.pool == at);
+            !is_canary && route.pools.iter().any(|weighted| weighted.pool == at)
+        };
+        let is_beside = move |at| !routes.is_empty() && routes.iter().all(|route| takes(route, at));
+        let others =
+            self.pools.iter().enumerate().filter(move |(at, _)| is_beside(*at)).map(|(_, pool)| pool);
+        others.filter(|other| other.name != pool.name)
     }
 
     /// Whether requests of a pool may be refused: one of its routes has a `[route.queue]`.
@@ -603,13 +606,16 @@ mod tests {
     use super::check::check_str;
 
     #[test]
-    fn a_canary_takes_no_request_that_its_baseline_lost_and_its_baseline_takes_its_own() {
+    fn beside_a_pool_is_what_answers_the_requests_of_all_its_routes_and_no_canary() {
         let pool = |name| format!("[[pool]]\nname = \"{name}\"\nreplicas = [\"http://127.0.0.1:1\"]\n");
-        let text = ["a", "b", "c"].map(pool).concat()
+        let text = ["a", "b", "c", "d"].map(pool).concat()
             + "[[route]]\nmodel = \"m\"\npools = [{ name = \"a\" }, { name = \"c\", weight = 1 }]\n[route.canary]\npool = \"b\"\n\
-               steps = [{ weight = 10, soak = \"1m\" }]\n";
+               steps = [{ weight = 10, soak = \"1m\" }]\n\
+               [[route]]\nmodel = \"n\"\npools = [{ name = \"c\" }, { name = \"d\", weight = 1 }]\n";
         let config = check_str("f", &text, &|_| None).unwrap();
         let beside = |at: usize| config.beside(&config.pools[at]).map(|pool| &*pool.name).collect::<Vec<_>>();
-        assert_eq!([beside(0), beside(1), beside(2)], [vec!["c"], vec!["a", "c"], vec!["a"]]);
+        assert_eq!([beside(0), beside(1)], [vec!["c"], vec!["a", "c"]]);
+        assert_eq!(beside(2), Vec::<&str>::new(), "of each of its routes another one");
+        assert_eq!(beside(3), ["c"]);
     }
 }
