@@ -136,7 +136,7 @@ impl Pick {
     /// more of them than its pool's others, or is on trial.
     pub fn doubtful(&self) -> bool {
         let answers = &self.replica.health.answers;
-        answers.doubtful(self.request);
+        answers.doubtful(self.distinguished(self.replica.now()));
         let own = answers.doubtful_rate().unwrap_or_default();
         let usual = self.usual_of_peers(|other| other.health.answers.doubtful_rate());
         usual.is_some_and(|usual| fails_alone(own, usual, answers.is_on_trial()))
@@ -246,9 +246,7 @@ impl Pick {
     fn count_failure(&self, now: Stamp) -> bool {
         let answers = &self.replica.health.answers;
         let is_on_trial = answers.is_on_trial();
-        // What another replica has answered is not to blame: each such failure is one of its own.
-        let is_answered = self.pool.poison.has_answered_elsewhere(self.identity, self.replica.slot());
-        answers.failed(if is_answered { now.as_nanos() } else { self.request }, now);
+        answers.failed(self.distinguished(now), now);
         self.publish_beside_peers(now);
         let rate = answers.failure_rate(now).unwrap_or_default();
         match self.usual_of_peers(|other| other.health.answers.failure_rate(now)) {
@@ -263,6 +261,13 @@ impl Pick {
         let usual = self.usual_of_peers(|other| other.health.answers.demotion_rate(now));
         self.replica.health.beside(usual.unwrap_or_default());
         self.replica.member().publish(now);
+    }
+
+    /// What distinguishes the request from others that came to the same end there. One that another replica has answered is not to blame:
+    /// each of them counts.
+    fn distinguished(&self, now: Stamp) -> u64 {
+        let is_answered = self.pool.poison.has_answered_elsewhere(self.identity, self.replica.slot());
+        if is_answered { now.as_nanos() } else { self.request }
     }
 
     /// What is usual of a figure among the pool's other replicas; those on trial have too few answers to show it.

@@ -665,3 +665,19 @@ async fn a_replica_that_refuses_what_others_answer_is_left_and_clients_get_those
         gateway.idle().await;
     }
 }
+
+/// The same, of one prompt that all others answer.
+#[tokio::test]
+async fn a_prompt_that_one_replica_alone_refuses_is_answered_by_others() {
+    let (gateway, replicas) = four(PolicyName::RoundRobin).await;
+    replicas.iter().for_each(|replica| _ = replica.always(wire::chat_stream(&["a"])));
+    for _ in 0..40 {
+        assert_eq!(gateway.post(PATH, CHAT).await.status(), 200);
+    }
+    replicas[0].always(wire::json(400, REFUSAL));
+    let mut refused = 0;
+    for _ in 0..160 {
+        refused += usize::from(gateway.post(PATH, CHAT).await.status() != 200);
+    }
+    assert!(refused <= 3, "{refused} of 160");
+}
