@@ -14,7 +14,11 @@ pub(super) fn with_tip(mut error: clap::Error) -> clap::Error {
     let arg = text(ContextKind::InvalidArg);
     let tip = match error.kind() {
         ErrorKind::UnknownArgument => arg.strip_prefix("--").and_then(of_flag),
-        ErrorKind::InvalidValue if arg.starts_with("--policy") => of_policy(text(ContextKind::InvalidValue)),
+        ErrorKind::InvalidValue if arg.starts_with("--policy") => {
+            let name = text(ContextKind::InvalidValue);
+            let ours = PolicyName::from_elsewhere(name);
+            ours.map(|policy| format!("{name} is called {} here", policy.as_str()))
+        }
         _ => None,
     };
     if let Some(tip) = tip {
@@ -33,8 +37,4 @@ fn of_flag(name: &str) -> Option<String> {
         name => import::counterpart(name)?,
     };
     Some(format!("{ours}; `tokenway import vllm-router -- FLAGS` makes a file of another router's flags"))
-}
-
-fn of_policy(name: &str) -> Option<String> {
-    PolicyName::from_elsewhere(name).map(|policy| format!("{name} is called {} here", policy.as_str()))
 }

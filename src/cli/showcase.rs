@@ -53,7 +53,9 @@ pub fn run(args: &DemoArgs, log: LogFilter) -> Result<u8, RunError> {
         let running = Running::start(launch, config, &runtimes, Some(tap))?;
         announce(&running, &fleet, args)?;
         let clients = Arc::new(TrafficStats::default());
-        until_ready(&running).await;
+        // No demo begins with refusals.
+        let is_ready = || running.app.gateway.table.load().routes.iter().all(|route| route.is_ready());
+        until(READY_WITHIN, CHECK_INTERVAL, is_ready).await;
         let traffic = args.traffic(format!("http://{}", running.app.data));
         let sending = run_traffic(traffic.clone(), Arc::clone(&clients), tracker.clone(), over.clone());
         tracker.spawn_on(boxed(sending), sim_runtime.handle());
@@ -171,12 +173,6 @@ fn announce(running: &Running, fleet: &[SimReplica], args: &DemoArgs) -> io::Res
         )?;
     }
     out.flush()
-}
-
-/// Waits until every route has a ready replica, so that no demo begins with refusals.
-async fn until_ready(running: &Running) {
-    let is_ready = || running.app.gateway.table.load().routes.iter().all(|route| route.is_ready());
-    until(READY_WITHIN, CHECK_INTERVAL, is_ready).await;
 }
 
 fn watch_for_end(limit: Option<Duration>, over: &CancellationToken, tracker: &TaskTracker) -> io::Result<()> {

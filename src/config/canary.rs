@@ -118,7 +118,8 @@ pub(super) fn canary(route: &Section<'_>, known: &[Pool], pools: &mut Vec<Weight
     Some(Canary { pool, ..canary })
 }
 
-const STEPS: Own<Vec<CanaryStep>> = Own { read: |item| Some(steps(item)), show: |steps| show_steps(steps) };
+const STEPS: Own<Vec<CanaryStep>> =
+    Own { read: |item| Some(steps(item)), show: |steps| steps.iter().map(show_step).collect() };
 
 fn steps(list: &Item<'_>) -> Vec<CanaryStep> {
     let mut steps: Vec<CanaryStep> = Vec::new();
@@ -147,8 +148,8 @@ fn steps(list: &Item<'_>) -> Vec<CanaryStep> {
     steps
 }
 
-fn show_steps(steps: &[CanaryStep]) -> Json {
-    steps.iter().map(|step| json!({ "weight": step.weight, "soak": step.soak.as_secs_f64() })).collect()
+fn show_step(step: &CanaryStep) -> Json {
+    json!({ "weight": step.weight, "soak": step.soak.as_secs_f64() })
 }
 
 const SHADOW: Own<CanaryShadow> = Own { read: shadow, show: Declared::view };

@@ -171,15 +171,11 @@ fn telemetry(telemetry: &Telemetry) -> Json {
 
 /// A URL without the user and password that may stand before its host, and without its query.
 pub fn without_userinfo(url: &str) -> String {
-    let url = without_query(url);
+    let url = url.split(['?', '#']).next().unwrap_or(url);
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
     let host = authority.rsplit('@').next().unwrap_or(authority);
     format!("{scheme}://{host}{path}")
-}
-
-fn without_query(url: &str) -> &str {
-    url.split(['?', '#']).next().unwrap_or(url)
 }
 
 fn seconds(duration: Duration) -> Json {

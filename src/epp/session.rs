@@ -22,7 +22,8 @@ use super::Warned;
 use super::fields::{self, Head};
 use super::metadata;
 use super::proto::{
-    BodySendMode, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse, ProtocolConfiguration, Seen,
+    BodySendMode, HttpBody, HttpHeaders, Order, ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
+    Seen,
 };
 use super::transfer::{Outgoing, Transfer};
 use crate::error::{ErrorShape, Failure};
@@ -207,7 +208,7 @@ impl Session {
             Seen::RequestTrailers(_) => {
                 self.request.ended(End::Trailers);
                 if self.modes.is_buffered {
-                    self.out.push_back(orders::request_trailers());
+                    self.out.push_back(orders::trailers(Order::RequestTrailers));
                 }
             }
             Seen::ResponseHeaders(head) => {
@@ -217,7 +218,7 @@ impl Session {
             Seen::ResponseTrailers(_) => {
                 self.answer.ended(End::Trailers);
                 if !self.is_relayed() {
-                    self.out.push_back(orders::response_trailers());
+                    self.out.push_back(orders::trailers(Order::ResponseTrailers));
                 }
             }
         }
@@ -271,7 +272,7 @@ impl Session {
         };
         if self.modes.is_buffered && !end_of_stream {
             self.request.is_passed = true;
-            self.out.push_back(orders::request_head());
+            self.out.push_back(orders::unchanged(Order::RequestHeaders));
         }
         let transfer = Arc::new(Transfer::new(subset, self.modes.is_duplex));
         let (gateway, kill) = (Arc::clone(&self.gateway), Arc::clone(&self.kill));
@@ -314,7 +315,7 @@ impl Session {
         }
         if !self.is_relayed() {
             self.answer.is_passed = true;
-            self.out.push_back(orders::response_head(None));
+            self.out.push_back(orders::unchanged(Order::ResponseHeaders));
         }
         Ok(())
     }
@@ -324,7 +325,7 @@ impl Session {
             // Over full duplex what is to pass is sent back; otherwise an empty message lets it pass.
             self.out.push_back(match self.modes.is_duplex {
                 true => orders::response_body(body.clone()),
-                false => orders::response_unchanged(),
+                false => orders::unchanged(Order::ResponseBody),
             });
         }
         self.answer.fed(body);
@@ -409,7 +410,7 @@ impl Session {
         }
         if self.modes.is_duplex && !std::mem::replace(&mut self.answer.is_passed, true) {
             let before = self.answer.headers.take().unwrap_or_default();
-            self.out.push_back(orders::response_head(Some(fields::changes(&before, &head.headers, false))));
+            self.out.push_back(orders::response_head(fields::changes(&before, &head.headers, false)));
         }
         self.line = Line::Relaying(Box::new(body));
     }
@@ -422,7 +423,7 @@ impl Session {
         }
         match self.answer.end {
             End::Head => {}
-            End::Trailers => self.out.push_back(orders::response_trailers()),
+            End::Trailers => self.out.push_back(orders::trailers(Order::ResponseTrailers)),
             End::Open | End::Body => {
                 self.out.extend(orders::pieces(bytes::Bytes::new(), true).map(orders::response_body));
             }

@@ -40,10 +40,10 @@ pub struct ReplayArgs {
     #[arg(long, env = "TOKENWAY_REPLAY_POLICIES", value_name = "NAME", value_delimiter = ',', value_parser = Contender::parse)]
     pub(super) policies: Vec<Contender>,
     /// Sizes of the fleet [default: the replicas of the first file]
-    #[arg(long, env = "TOKENWAY_REPLAY_REPLICAS", value_name = "N", value_delimiter = ',', value_parser = fleet)]
+    #[arg(long, env = "TOKENWAY_REPLAY_REPLICAS", value_name = "N", value_delimiter = ',', value_parser = at_most::<MAX_REPLICAS>)]
     pub(super) replicas: Vec<NonZeroUsize>,
     /// Gateways of the product before the fleet, each with a random part of the requests, in one [cluster]
-    #[arg(long, env = "TOKENWAY_REPLAY_GATEWAYS", value_name = "N", value_delimiter = ',', default_value = "1", value_parser = gateways)]
+    #[arg(long, env = "TOKENWAY_REPLAY_GATEWAYS", value_name = "N", value_delimiter = ',', default_value = "1", value_parser = at_most::<MAX_GATEWAYS>)]
     pub(super) gateways: Vec<NonZeroUsize>,
     /// They share nothing
     #[arg(long, env = "TOKENWAY_REPLAY_GATEWAYS_ALONE", requires = "gateways")]
@@ -177,17 +177,9 @@ pub(in crate::cli) fn stated(
     Slo { ttft: ttft.or(slo.ttft), tpot: tpot.or(slo.tpot), ..slo }
 }
 
-fn fleet(text: &str) -> Result<NonZeroUsize, String> {
-    at_most(MAX_REPLICAS, text)
-}
-
-fn gateways(text: &str) -> Result<NonZeroUsize, String> {
-    at_most(MAX_GATEWAYS, text)
-}
-
-fn at_most(most: usize, text: &str) -> Result<NonZeroUsize, String> {
+fn at_most<const MOST: usize>(text: &str) -> Result<NonZeroUsize, String> {
     let number = text.parse::<NonZeroUsize>().map_err(|error| error.to_string())?;
-    if number.get() > most { Err(format!("at most {most}")) } else { Ok(number) }
+    if number.get() > MOST { Err(format!("at most {MOST}")) } else { Ok(number) }
 }
 
 pub(in crate::cli) fn positive(text: &str) -> Result<f64, String> {

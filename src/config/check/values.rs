@@ -109,7 +109,7 @@ pub(in crate::config) const HEADER_NAME: Form<http::HeaderName> = Form {
 pub(in crate::config) const EXTRA_PATH: Form<String> = Form {
     noun: "a path",
     hint: "write a path without query, with {name} for a segment: \"/v1/custom\", \"/v1/things/{id}\"",
-    parse: extra_path,
+    parse: |text| paths::check_extra(text).map(|()| text.to_owned()),
 };
 
 /// The prefix in front of every path of the data port.
@@ -189,10 +189,6 @@ fn measured(
     let whole = (number * of).round();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded before")]
     if whole > most { Err(format!("\"{text}\" is {excess}")) } else { Ok(whole as u64) }
-}
-
-fn extra_path(text: &str) -> Result<String, String> {
-    paths::check_extra(text).map(|()| text.to_owned())
 }
 
 fn root_path(text: &str) -> Result<String, String> {

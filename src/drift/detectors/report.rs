@@ -99,7 +99,7 @@ impl Seen {
 
     fn finding(mut self, series: &mut RouteSeries, at: f64) -> ActiveFinding {
         let minute = minute_of(at);
-        let before = series.signals.before(self.onset.earliest.min(minute - gap()));
+        let before = series.signals.before(self.onset.earliest.min(minute - GAP));
         let changes = series.signals.changes_from(&before, minute);
         let causes = self.diagnose(series, at, &changes);
         let began = (minute - self.onset.earliest) as f64 * 60.0;
@@ -446,9 +446,7 @@ impl Affected {
 
 /// Minutes before a finding that are not taken for the time before: what is found was seen within one window, and may have
 /// begun in the one before.
-fn gap() -> i64 {
-    (2.0 * WINDOW / 60.0) as i64
-}
+const GAP: i64 = (2.0 * WINDOW / 60.0) as i64;
 
 fn minute_of(at: f64) -> i64 {
     (at / 60.0).floor() as i64

@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 
-use http::StatusCode;
 use serde_json::Value as Json;
 use tokio::sync::watch;
 
@@ -75,7 +74,7 @@ impl Poster {
         let call = Call { body: Some(body), ..Call::to(&self.endpoint, POST_TIMEOUT) };
         let result = match call.send(&self.connector).await {
             Ok((status, _)) if status.is_success() => DeliveryResult::Sent,
-            Ok((status, _)) => self.failed(&refused(status)),
+            Ok((status, _)) => self.failed(&CallError::Broken(format!("it answered {status}"))),
             Err(error) => self.failed(&error),
         };
         self.metrics.families.control.drift_webhook.inc([result.as_str()]);
@@ -85,8 +84,4 @@ impl Poster {
         tracing::warn!(%error, webhook = self.endpoint.origin(), "findings were not delivered; they are sent again");
         DeliveryResult::Failed
     }
-}
-
-fn refused(status: StatusCode) -> CallError {
-    CallError::Broken(format!("it answered {status}"))
 }

@@ -51,40 +51,30 @@ pub(super) fn destination(
         orders.extend(request_pieces(&body, end != End::Trailers));
     }
     if end == End::Trailers {
-        orders.push(request_trailers());
+        orders.push(trailers(Order::RequestTrailers));
     }
     orders
 }
 
-/// Lets the head of a request pass.
-pub(super) fn request_head() -> ProcessingResponse {
-    of(Order::RequestHeaders(PartResponse { response: Some(CommonResponse::default()) }), None)
+/// Lets a part pass as it is.
+pub(super) fn unchanged(order: fn(PartResponse) -> Order) -> ProcessingResponse {
+    of(order(PartResponse { response: Some(CommonResponse::default()) }), None)
 }
 
-/// Lets the trailers of a request pass.
-pub(super) fn request_trailers() -> ProcessingResponse {
-    of(Order::RequestTrailers(TrailersResponse {}), None)
+/// Lets trailers pass.
+pub(super) fn trailers(order: fn(TrailersResponse) -> Order) -> ProcessingResponse {
+    of(order(TrailersResponse {}), None)
 }
 
-/// Lets the head of an answer pass.
-pub(super) fn response_head(changes: Option<HeaderMutation>) -> ProcessingResponse {
-    let common = CommonResponse { header_mutation: changes, ..CommonResponse::default() };
+/// Lets the head of an answer pass, changed.
+pub(super) fn response_head(changes: HeaderMutation) -> ProcessingResponse {
+    let common = CommonResponse { header_mutation: Some(changes), ..CommonResponse::default() };
     of(Order::ResponseHeaders(PartResponse { response: Some(common) }), None)
 }
 
 /// A piece of an answer's body, over full duplex.
 pub(super) fn response_body(piece: HttpBody) -> ProcessingResponse {
     of(Order::ResponseBody(streamed(piece)), None)
-}
-
-/// Lets a piece of an answer pass as it is.
-pub(super) fn response_unchanged() -> ProcessingResponse {
-    of(Order::ResponseBody(PartResponse { response: Some(CommonResponse::default()) }), None)
-}
-
-/// Lets the trailers of an answer pass.
-pub(super) fn response_trailers() -> ProcessingResponse {
-    of(Order::ResponseTrailers(TrailersResponse {}), None)
 }
 
 /// Has Envoy answer.

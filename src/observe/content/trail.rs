@@ -4,7 +4,6 @@
 //! Requests hand over what was captured through a bounded queue. A thread redacts, writes and queues for the collector; where it
 //! cannot keep up, entries are dropped and counted.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
@@ -50,7 +49,9 @@ impl Trail {
             let write_failed = ContentLoss::WriteFailed.as_str();
             let lost = move |lines| counters.families.process.content_dropped.inc_by([write_failed], lines);
             LogOutput::private(path, config.max_file as u64, config.files)
-                .and_then(|output| LineWriter::start("content", output, lost, complain))
+                .and_then(|output| LineWriter::start("content", output, lost, |error| {
+                    tracing::error!(%error, "telemetry.content cannot be written; entries are dropped and counted");
+                }))
                 .map(Arc::new)
                 .map_err(|error| ObserveError::Content { path: path.clone(), error })
         });
@@ -168,10 +169,6 @@ fn exported(metrics: &Metrics, result: DeliveryResult, entries: u64) {
     if result != DeliveryResult::Sent {
         metrics.families.process.content_dropped.inc_by([ContentLoss::ExportFailed.as_str()], entries);
     }
-}
-
-fn complain(error: &io::Error) {
-    tracing::error!(%error, "telemetry.content cannot be written; entries are dropped and counted");
 }
 
 /// Entries that wait; each has at most twice `max_entry` bytes.
