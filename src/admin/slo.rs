@@ -190,12 +190,22 @@ fn route(
 /// Seconds since the first miss after the last pause of a minute.
 fn bad_for(admin: &AdminState, route: &Arc<str>, missing_for: Option<Duration>, now: Stamp) -> Option<f64> {
     let history = admin.observer.history().of(route);
-    let missed = |step: Step| {
+    let missed = |step: Step| -> Vec<i64> {
         let slots = history.slots(step, SLOTS - 1, now).into_iter().rev();
-        slots.filter(|(_, slot)| slot.all_missed() > 0).map(move |(number, _)| (step, number))
+        slots.filter(|(_, slot)| slot.all_missed() > 0).map(|(number, _)| number).collect()
     };
+    let first = first_missed(&missed(Step::TenSeconds), &missed(Step::Minute), now);
+    let counted = first.map(|at| now.since(at).as_secs_f64());
+    counted.into_iter().chain(missing_for.map(|since| since.as_secs_f64())).reduce(f64::max)
+}
+
+/// When that was, by the slots that have misses, newest first. A minute that the ten seconds reach into would put it at its own start.
+fn first_missed(ten_seconds: &[i64], minutes: &[i64], now: Stamp) -> Option<Stamp> {
+    let kept_from = 10 * (Step::TenSeconds.slot(now) - (SLOTS - 1));
+    let minutes = minutes.iter().filter(|number| (*number + 1) * 60 <= kept_from);
+    let ten_seconds = ten_seconds.iter().map(|number| (Step::TenSeconds, *number));
     let mut oldest: Option<Stamp> = None;
-    for (step, number) in missed(Step::TenSeconds).chain(missed(Step::Minute)) {
+    for (step, number) in ten_seconds.chain(minutes.map(|number| (Step::Minute, *number))) {
         let last = step.slot(oldest.unwrap_or(now));
         if (last - number) * step.seconds().cast_signed() > PAUSE {
             break;
@@ -203,8 +213,7 @@ fn bad_for(admin: &AdminState, route: &Arc<str>, missing_for: Option<Duration>, 
         let start = Stamp::from_nanos(number.cast_unsigned() * step.seconds() * 1_000_000_000);
         oldest = Some(oldest.map_or(start, |known| known.min(start)));
     }
-    let counted = oldest.map(|at| now.since(at).as_secs_f64());
-    counted.into_iter().chain(missing_for.map(|since| since.as_secs_f64())).reduce(f64::max)
+    oldest
 }
 
 /// Of what occurred.
@@ -257,3 +266,21 @@ const IN_FIVE: i64 = 30;
 const MAX_NOT_READY: usize = 50;
 /// Seconds without a miss that end an incident.
 const PAUSE: i64 = 60;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::seconds as at;
+
+    #[test]
+    fn misses_begin_where_the_first_one_was_and_an_hour_back_to_the_minute() {
+        assert_eq!(first_missed(&[6, 5], &[1, 0], at(61)), Some(at(50)));
+        assert_eq!(first_missed(&[6], &[1], at(125)), Some(at(60)), "a pause of less than a minute");
+        assert_eq!(first_missed(&[5], &[0], at(125)), None, "and of more");
+        let (newest, ten_minutes) = (Step::TenSeconds.slot(at(3599)), Vec::from_iter(0..SLOTS));
+        let all: Vec<i64> = ten_minutes.iter().map(|ago| newest - ago).collect();
+        let minutes: Vec<i64> = (20..60).rev().collect();
+        assert_eq!(first_missed(&all, &minutes, at(3599)), Some(at(20 * 60)));
+        assert_eq!(first_missed(&[], &[], at(3599)), None);
+    }
+}
