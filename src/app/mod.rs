@@ -63,7 +63,7 @@ pub struct App {
 }
 
 /// Why a gateway cannot start.
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages are it")]
 #[derive(Debug, Error)]
 pub enum StartError {
     #[error("cannot listen on {addr} ({key}): {source}{}", hint(source))]

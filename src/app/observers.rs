@@ -44,7 +44,7 @@ impl Default for DataPath {
 }
 
 /// Why an observer cannot start.
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages are it")]
 #[derive(Debug, thiserror::Error)]
 pub enum ObserversError {
     #[error(transparent)]

@@ -33,7 +33,7 @@ use crate::observe::{Surroundings, Tap, instance};
 use crate::request::dialect::SERVED;
 
 /// Why the gateway did not run.
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages are it")]
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error(transparent)]

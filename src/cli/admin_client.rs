@@ -54,7 +54,7 @@ pub struct AdminClient {
 }
 
 /// Why there is no answer.
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages are it")]
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     #[error("the token: {0}")]
@@ -71,7 +71,7 @@ pub enum AskError {
 }
 
 /// What is wrong with a gateway or its answer.
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages are it")]
 #[derive(Debug, thiserror::Error)]
 pub enum Trouble {
     #[error("does not answer: {0}\nhint: give the admin port, {OWN} by default, not the data port")]

@@ -18,7 +18,7 @@ use crate::record::Outcome;
 use crate::units::Tokens;
 
 /// Why a trace was not replayed to its end.
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages are it")]
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayDriftError {
     #[error(transparent)]

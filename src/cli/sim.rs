@@ -108,7 +108,7 @@ fn step_ms(text: &str) -> Result<f64, String> {
 }
 
 /// Why the replicas could not be started.
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages are it")]
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
     #[error("{replicas} replicas from port {first} on do not fit below port 65536; take a lower --port")]

@@ -87,7 +87,7 @@ fn take_in(
     for (gateway, text) in taken {
         let Some(amounts) = read(text).map(amounts) else { continue };
         if gateway == at.field.as_bytes() {
-            // Nobody but a gateway of the same name has written more than this one has used.
+            // Only another gateway of this name writes more than this one has used.
             if !claim.is_first && amounts != amounts.each(claim.used, u64::min) {
                 note_twin(at);
             }

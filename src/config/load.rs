@@ -27,7 +27,7 @@ pub enum Source {
 }
 
 /// Why there is no configuration.
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages are it")]
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("{}: cannot read it: {error}", path.display())]

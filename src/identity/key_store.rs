@@ -38,7 +38,7 @@ pub struct KeyStore {
 }
 
 /// Why keys stay as they are.
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages are it")]
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     #[error("tenant {tenant} has a key {name} already: revoke it first, or choose another name")]

@@ -84,7 +84,7 @@ pub trait Tap: Send + Sync {
 }
 
 /// Why observation cannot start.
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages are it")]
 #[derive(Debug, thiserror::Error)]
 pub enum ObserveError {
     #[error("telemetry.access_log: {target}: {error}")]

@@ -36,7 +36,7 @@ use crate::observe::otlp::{Collector, CollectorError};
 use crate::state_file::{self, OVERDUE, Writes};
 
 /// Why drift detection cannot start.
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages are it")]
 #[derive(Debug, thiserror::Error)]
 pub enum DriftError {
     #[error("drift.webhook: tls: {0}")]

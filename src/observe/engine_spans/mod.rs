@@ -37,7 +37,7 @@ use crate::clock::Clock;
 use crate::record::Record;
 
 /// Why spans of engines cannot be received.
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages are it")]
 #[derive(Debug, thiserror::Error)]
 pub enum EngineSpansError {
     #[error("cannot listen on {addr} (telemetry.engine_spans.listen): {source}")]

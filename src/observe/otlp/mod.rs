@@ -32,7 +32,7 @@ use crate::listener::tls::TlsError;
 use crate::upstream::connect::Connector;
 
 /// Why nothing can be exported.
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages are it")]
 #[derive(Debug, thiserror::Error)]
 pub enum CollectorError {
     #[error("otlp exporter: endpoint: {0}")]
