@@ -340,10 +340,12 @@ struct Activity {
     there: usize,
 }
 
-/// Notes a value; the least within [`WINDOW`]: what stands, and not what passes. 0 until the window is full.
+/// Notes a value; the least within [`WINDOW`]: what stands, and not what passes. 0 until the window is full, also after a time in which
+/// the gateway stood still and did not look.
 fn windowed_min(past: &mut VecDeque<(f64, f64)>, now: f64, value: f64) -> f64 {
     let value = if value.is_finite() { value.max(0.0) } else { 0.0 };
-    if past.is_empty() {
+    if past.back().is_none_or(|(last, _)| now - last > WINDOW / 2.0) {
+        past.clear();
         past.push_back((now, 0.0));
     }
     windowed(past, (now, value), WINDOW, |before| before >= value && before > 0.0)

@@ -225,6 +225,16 @@ fn a_prediction_that_stays_over_the_bound_asks_for_more_whatever_the_model_says(
 }
 
 #[test]
+fn a_time_in_which_the_gateway_stood_still_is_none_in_which_predictions_stayed_over_the_bound() {
+    let mut pool = Pool::new(4, Scale::default());
+    pool.run(500, 1);
+    pool.load.predicted_ttft = Some(Duration::from_secs(30));
+    pool.now += 15.0;
+    assert!(pool.run(10, 1).iter().all(|wanted| *wanted < 8));
+    assert_eq!(pool.run(10, 1)[9], 8, "now it has");
+}
+
+#[test]
 fn more_running_than_is_explained_counts() {
     let mut pool = Pool::new(4, Scale::default());
     let before = *pool.settle(8).last().unwrap();
