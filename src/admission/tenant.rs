@@ -165,15 +165,14 @@ impl TenantLimiter {
         if demand.is_free || !awaits_look(*looks.borrow_and_update()) {
             return false;
         }
-        // A broker that does not answer is away soon: what holds then is for the caller.
-        let _ = tokio::time::timeout(PATIENCE, async {
-            for _ in 0..LOOKS {
-                if looks.changed().await.is_err() || !awaits_look(*looks.borrow_and_update()) {
-                    break;
-                }
+        // A broker that does not answer is away soon: what holds then is for the caller. One wait for each look: where this process stands
+        // still, it misses one and no more.
+        for _ in 0..LOOKS {
+            let _ = tokio::time::timeout(PATIENCE / LOOKS, looks.changed()).await;
+            if !awaits_look(*looks.borrow_and_update()) {
+                break;
             }
-        })
-        .await;
+        }
         true
     }
 
