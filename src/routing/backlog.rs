@@ -12,7 +12,7 @@ use crate::clock::Stamp;
 use crate::routing::tuning::{memories, prices};
 use crate::units::AtomicF64;
 
-/// Prompts that wait, for each replica but the one with the longest queue, with chance taken out. Noted beside the request
+/// Prompts that wait, for each replica but the one with the longest queue, where there are several, with chance taken out. Noted beside the request
 /// path, read by every decision.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
@@ -26,8 +26,8 @@ impl Backlog {
         for Waiting(prompts) in replicas {
             (all, longest, count) = (all + prompts, fast_max(prompts, longest), count + 1.0);
         }
-        // A long queue beside short ones is for the other replicas to relieve: the fleet has time.
-        let waiting = (all - longest) / fast_max(count - 1.0, 1.0);
+        // A long queue beside short ones is for the other replicas to relieve: the fleet has time. A lone one has no other.
+        let waiting = if count > 1.0 { (all - longest) / (count - 1.0) } else { all };
         let passed = now.since(std::mem::replace(&mut self.noted.lock(), now)).as_secs_f64();
         let standing = self.standing.load();
         // Bunches of arrivals make a queue that is gone a moment later: it would be wrong to pay for it.
@@ -48,9 +48,9 @@ pub(super) fn others_wait(prompts: f64) -> f64 {
 pub struct Waiting(f64);
 
 impl Waiting {
-    /// By our own books and what the engine told of others.
+    /// By our own books and what the engine told of others. What awaits KV costs nobody a second of computing here.
     pub fn at(own: &LoadView, foreign: &Foreign) -> Self {
-        Self(own.awaiting as f64 + foreign.waiting)
+        Self(own.awaiting.saturating_sub(own.elsewhere) as f64 + foreign.waiting)
     }
 }
 
@@ -72,6 +72,13 @@ mod tests {
         for nobody in [noted(&[0.0; 3]), noted(&[]), others_wait(Backlog::default().standing.load())] {
             assert_eq!(nobody, 1.0);
         }
+    }
+
+    #[test]
+    fn what_awaits_kv_makes_nothing_dearer() {
+        let own = LoadView { awaiting: 9, elsewhere: 9, ..LoadView::default() };
+        assert_eq!(Waiting::at(&own, &Foreign::default()).0, 0.0);
+        assert_eq!(Waiting::at(&LoadView { elsewhere: 4, ..own }, &Foreign::default()).0, 5.0);
     }
 
     #[test]

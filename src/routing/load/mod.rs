@@ -58,6 +58,7 @@ pub struct ReplicaLoad {
     /// Those of the awaiting that the engine's page does not show.
     unseen: AtomicU32,
     unread: AtomicU32,
+    elsewhere: AtomicU32,
     ledger: Mutex<InflightLedger>,
     /// Hits that its requests were promised, for the comparison with the engine's counters.
     pub(super) promises: CacheCounters,
@@ -72,6 +73,8 @@ pub struct LoadView {
     pub awaiting: u64,
     /// Those of the awaiting that are not in the engine's queue, by its page.
     pub unseen: u64,
+    /// Those of the awaiting whose prompts another pool computes: they wait for KV, and not for what this one computes.
+    pub elsewhere: u64,
     /// Those whose time per token is bounded and that the harm of a stall does not count yet: they await their first token,
     /// or got it a moment ago.
     pub bounded: u64,
@@ -147,6 +150,7 @@ impl ReplicaLoad {
             inflight: self.unfinished(),
             awaiting: count(&self.awaiting),
             unseen: count(&self.unseen),
+            elsewhere: count(&self.elsewhere),
             bounded: count(&self.bounded) + count(&self.fresh),
             waiting: Work { tokens: read(&self.tokens), attention: read(&self.attention) },
             followed: count(&self.followed_awaiting),
@@ -260,6 +264,7 @@ impl ReplicaLoad {
     /// A prompt is computed, or will not be.
     fn release(&self, placement: &Placement) {
         self.awaiting.fetch_sub(1, Ordering::Relaxed);
+        self.elsewhere.fetch_sub(u32::from(placement.is_elsewhere), Ordering::Relaxed);
         self.bounded.fetch_sub(u32::from(placement.tpot.is_some()), Ordering::Relaxed);
         self.tokens.fetch_sub(placement.work.tokens, Ordering::Relaxed);
         self.attention.fetch_sub(placement.work.attention, Ordering::Relaxed);
@@ -320,6 +325,7 @@ impl LoadGuard {
             load.followed_tokens.fetch_add(placement.work.tokens, Ordering::Relaxed);
             load.followed_attention.fetch_add(placement.work.attention, Ordering::Relaxed);
         }
+        load.elsewhere.fetch_add(u32::from(placement.is_elsewhere), Ordering::Relaxed);
         if !placement.is_elsewhere {
             let promised = placement.prompt.saturating_sub(Tokens(placement.work.tokens));
             load.promises.sent(placement.prompt, promised);
