@@ -60,7 +60,7 @@ pub fn rule(
     arriving: impl FnOnce(Outlook) -> Option<Waiter>,
 ) -> Ruling {
     let decision = match &judged.verdict {
-        Verdict::Hold => return Ruling::Wait(WaitReason::Held, held(judged), Deferral::Request),
+        Verdict::Hold(_) => return Ruling::Wait(WaitReason::Held, held(judged), Deferral::Request),
         Verdict::Place(decision) => decision,
     };
     if decision.predicted_ttft.is_none() {

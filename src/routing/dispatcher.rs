@@ -198,9 +198,9 @@ impl Dispatcher {
 }
 
 impl<'a> Judged<'a> {
-    /// What the placement would mean, without any; `None` where it should be held back.
+    /// What the placement would mean, without any; also where it should be held back: what it does to streams is in its cost.
     pub fn quote(&self) -> Option<Quote> {
-        let Verdict::Place(decision) = &self.verdict else { return None };
+        let (Verdict::Place(decision) | Verdict::Hold(decision)) = &self.verdict;
         Some(Quote {
             slot: decision.slot,
             identity: self.candidates.get(decision.at)?.identity,

@@ -15,8 +15,8 @@ use crate::routing::tuning::prices;
 pub enum Verdict {
     /// Send it.
     Place(Decision),
-    /// Keep it: it has time, and any placement now would break streams. To be judged again a few milliseconds later.
-    Hold,
+    /// Keep it: it has time, and any placement now, as this best one, would break streams. To be judged again a few milliseconds later.
+    Hold(Decision),
 }
 
 /// Decides as [`decide`] does and says whether the decision should be acted on now. `None` without a candidate.
@@ -36,5 +36,5 @@ pub(super) fn judge(
         let saved = decision.terms.harm * decision.terms.slack;
         has_time && aim.slo.tpot.is_some() && saved > prices::PACING_HARM
     });
-    Some(if is_held { Verdict::Hold } else { Verdict::Place(decision) })
+    Some(if is_held { Verdict::Hold(decision) } else { Verdict::Place(decision) })
 }

@@ -74,7 +74,7 @@ fn what_no_engine_can_ever_hold_waits_for_no_room() {
         let (targets, ask) = (fleet.targets.iter(), fleet.asked(&endless));
         match fleet.dispatcher.judge(&*fleet.policy, &ask, &LIMITS, fleet.now, targets).unwrap().verdict {
             Verdict::Place(decision) => (decision.slot, decision.terms.slot_wait > 0.0),
-            Verdict::Hold => panic!("held"),
+            Verdict::Hold(_) => panic!("held"),
         }
     };
     assert!(!placed().1, "19,200 tokens of 16,000: its engine is to refuse it");

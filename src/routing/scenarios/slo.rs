@@ -121,7 +121,7 @@ fn who_has_time_is_held_while_streams_are_fragile_and_placed_once_they_are_not()
     fleet.aim = aim(4000);
     let long = Text::session(1, 0, 64);
     let held = fleet.judge(&long).unwrap();
-    assert!(matches!(held, Verdict::Hold), "{held:?}");
+    assert!(matches!(held, Verdict::Hold(_)), "{held:?}");
     assert!(matches!(fleet.judge(&Text::new(&[])).unwrap(), Verdict::Place(_)), "a short one harms nobody");
     fleet.aim.waited = ms(1800);
     assert!(matches!(fleet.judge(&long).unwrap(), Verdict::Place(_)), "its own time is running out");
@@ -144,7 +144,11 @@ fn nobody_is_held_for_streams_that_gain_nothing_by_a_wait() {
         fleet.aim = aim(4000);
         fleet.aim.slo.tpot = Some(ms(tpot));
         let verdict = fleet.judge(&long).unwrap();
-        assert_eq!(matches!(verdict, Verdict::Hold), is_held, "steps of 20 ms, bound of {tpot}: {verdict:?}");
+        assert_eq!(
+            matches!(verdict, Verdict::Hold(_)),
+            is_held,
+            "steps of 20 ms, bound of {tpot}: {verdict:?}"
+        );
     }
 }
 
