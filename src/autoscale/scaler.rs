@@ -234,6 +234,10 @@ impl Scaler {
         let pressure = windowed_min(&mut self.pressure, now, pressure).min(MAX_STEP);
         let by_ttft = if pressure > 1.0 { (serving * pressure).ceil() as usize } else { 0 };
         let engines = by_model.max(by_ttft).min(most);
+        // A gateway that waits for CPU takes its own lateness for that of engines.
+        let believed = (serving * MAX_STEP).ceil().max(1.0) as usize;
+        let is_doubted = load.is_starved && engines > believed;
+        let engines = if is_doubted { believed } else { engines };
         let replicas = engines.div_ceil(per_replica);
         answer.reason = if by_ttft > by_model {
             format!(
@@ -246,6 +250,9 @@ impl Scaler {
         } else {
             format!("{:.2} requests a second need {replicas}: with fewer {}", judged.rate, limit.as_str())
         };
+        if is_doubted {
+            answer.reason.push_str("; the gateway itself waits for CPU: no more than twice what serves");
+        }
         answer.needed_replicas = replicas;
         answer.terms.load = Some(judged);
         Some(())

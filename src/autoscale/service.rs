@@ -95,7 +95,9 @@ impl ScaleService {
         let (seconds, wall) = (now.since(self.began).as_secs_f64(), self.clock.wall(now));
         let targets = targets(&self.configs.borrow());
         let mut wanted = Wanted::new();
-        for load in (self.loads)() {
+        let is_starved = self.metrics.lag.of_minute(now).is_starved();
+        for mut load in (self.loads)() {
+            load.is_starved = is_starved;
             let Some(target) = targets.get(&load.pool) else { continue };
             // What is there is not known: a small number would stop it. Requests wait for a pool that may be at zero.
             let is_at_zero = load.queued > 0 && target.scale.min_replicas == 0;

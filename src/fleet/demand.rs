@@ -34,6 +34,8 @@ pub struct PoolLoad {
     pub typical: Option<Typical>,
     /// TTFT that is predicted for a mean request that arrives now; `None` before any answer, and without a ready replica.
     pub predicted_ttft: Option<Duration>,
+    /// The gateway itself waits for CPU.
+    pub is_starved: bool,
 }
 
 /// One engine at one moment.
@@ -135,6 +137,7 @@ impl PoolState {
             is_for_canary: false,
             arrivals: self.arrivals.count(),
             queued: self.queue.len() as u64,
+            is_starved: false,
             engines_per_replica: (replicas.len() / urls.len().max(1)).max(1),
             predicted_ttft: typical.and_then(|typical| self.predicted_ttft(&typical, now)),
             engines,

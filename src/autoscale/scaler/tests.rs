@@ -235,6 +235,19 @@ fn a_time_in_which_the_gateway_stood_still_is_none_in_which_predictions_stayed_o
 }
 
 #[test]
+fn a_gateway_that_waits_for_cpu_asks_for_no_more_than_twice_what_serves() {
+    for (is_starved, most) in [(false, Scale::default().max_replicas), (true, 8)] {
+        let mut pool = Pool::new(4, Scale::default());
+        pool.run(100, 1);
+        pool.load.is_starved = is_starved;
+        // Stalls of its own, learned as prefill.
+        pool.load.typical.as_mut().unwrap().prefill *= 100.0;
+        let wanted = pool.run(20, 8).into_iter().max().unwrap();
+        assert!(wanted <= most && (is_starved || wanted > 8), "{is_starved}: {wanted}");
+    }
+}
+
+#[test]
 fn more_running_than_is_explained_counts() {
     let mut pool = Pool::new(4, Scale::default());
     let before = *pool.settle(8).last().unwrap();
