@@ -71,13 +71,11 @@ section! {
 pub(super) fn classes(root: &Section<'_>) -> Classes {
     let section = Classes::open(root);
     let classes = Classes::read(&section, &Classes::default());
-    if classes.short > classes.medium
-        && let Some(item) = section.get("short").or_else(|| section.get("medium"))
-    {
-        item.fault(
-            format!("classes.short ({}) is above classes.medium ({})", classes.short.0, classes.medium.0),
-            "both are upper bounds in tokens: short, then medium; above medium is long",
-        );
-    }
+    section.fault_if(
+        classes.short > classes.medium,
+        &["short", "medium"],
+        format!("classes.short ({}) is above classes.medium ({})", classes.short.0, classes.medium.0),
+        "both are upper bounds in tokens: short, then medium; above medium is long",
+    );
     classes
 }

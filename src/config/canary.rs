@@ -135,14 +135,10 @@ fn steps(list: &Item<'_>) -> Vec<CanaryStep> {
         }
         let soak = inner.require("soak", &POSITIVE_DURATION);
         let (Some(weight), Some(soak)) = (weight, soak) else { continue };
-        if let Some(item) =
-            inner.get("weight").filter(|_| steps.last().is_some_and(|last| weight <= last.weight))
-        {
-            item.fault("weights of canary steps must increase", STEPS_HINT);
-        }
-        if let Some(item) = inner.get("weight").filter(|_| weight == 100) {
-            item.fault("a step of 100 leaves no baseline to judge the canary by", ALL_HINT);
-        }
+        let falls = steps.last().is_some_and(|last| weight <= last.weight);
+        inner.fault_if(falls, &["weight"], "weights of canary steps must increase", STEPS_HINT);
+        let message = "a step of 100 leaves no baseline to judge the canary by";
+        inner.fault_if(weight == 100, &["weight"], message, ALL_HINT);
         steps.push(CanaryStep { weight, soak: soak.max(Duration::from_millis(1)) });
     }
     steps

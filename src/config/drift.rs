@@ -44,17 +44,15 @@ section! {
 pub(super) fn drift(root: &Section<'_>) -> Drift {
     let section = Drift::open(root);
     let drift = Drift::read(&section, &Drift::default());
-    if let Some(item) = section.get("block").filter(|_| drift.block < MIN_BLOCK) {
-        item.fault("drift.block is under a minute", "a day is what load repeats by: block = \"24h\"");
+    let hint = "a day is what load repeats by: block = \"24h\"";
+    section.fault_if(drift.block < MIN_BLOCK, &["block"], "drift.block is under a minute", hint);
+    if let Some(message) = contradiction(drift.block, drift.baseline.from, drift.baseline.to) {
+        let hint = "write how long ago it begins and ends: { from = \"35d\", to = \"7d\" }";
+        section.fault_if(true, &["baseline", "block"], message, hint);
     }
-    if let Some(message) = contradiction(drift.block, drift.baseline.from, drift.baseline.to)
-        && let Some(item) = section.get("baseline").or_else(|| section.get("block"))
-    {
-        item.fault(message, "write how long ago it begins and ends: { from = \"35d\", to = \"7d\" }");
-    }
-    if let Some(item) = section.get("availability").filter(|_| !TARGETS.contains(&drift.availability)) {
-        item.fault("drift.availability must be from 0.5 to 0.999999", "three nines are 0.999");
-    }
+    let is_far = !TARGETS.contains(&drift.availability);
+    let message = "drift.availability must be from 0.5 to 0.999999";
+    section.fault_if(is_far, &["availability"], message, "three nines are 0.999");
     drift
 }
 

@@ -42,12 +42,9 @@ impl Shown for HedgeAfter {
 /// Reads `hedge`; `policy` is the route's.
 pub(super) fn hedge(route: &Section<'_>, policy: PolicyName) -> Option<Hedge> {
     let (section, hedge) = Hedge::opened(route)?;
-    if let Some(item) = section.get("budget").filter(|_| hedge.budget <= 0.0) {
-        item.fault(
-            "budget is zero, so that nothing is ever hedged",
-            "write a share such as 0.02, or remove hedge",
-        );
-    }
+    let hint = "write a share such as 0.02, or remove hedge";
+    let message = "budget is zero, so that nothing is ever hedged";
+    section.fault_if(hedge.budget <= 0.0, &["budget"], message, hint);
     match (section.get("after"), hedge.after) {
         (None, _) => section.fault("hedge has no \"after\"", AFTER.hint),
         (Some(item), HedgeAfter::Quantile(_)) if policy != PolicyName::Latency => {

@@ -91,19 +91,18 @@ pub(super) const SCALE: Own<Scale> = Own { read: scale, show: Declared::view };
 fn scale(item: &Item<'_>) -> Option<Scale> {
     let section = item.section(Scale::DECLARATION.header)?;
     let scale = Scale::read(&section, &Scale::default());
-    if scale.min_replicas > scale.max_replicas
-        && let Some(item) = section.get("min_replicas").or_else(|| section.get("max_replicas"))
-    {
-        item.fault("min_replicas is above max_replicas", "write min_replicas = 1, max_replicas = 8");
-    }
-    if scale.windows.iter().any(|window| window.min_replicas > scale.max_replicas)
-        && let Some(item) = section.get("windows")
-    {
-        item.fault(
-            "a window asks for more than max_replicas",
-            "raise max_replicas, or lower the window's number",
-        );
-    }
+    section.fault_if(
+        scale.min_replicas > scale.max_replicas,
+        &["min_replicas", "max_replicas"],
+        "min_replicas is above max_replicas",
+        "write min_replicas = 1, max_replicas = 8",
+    );
+    section.fault_if(
+        scale.windows.iter().any(|window| window.min_replicas > scale.max_replicas),
+        &["windows"],
+        "a window asks for more than max_replicas",
+        "raise max_replicas, or lower the window's number",
+    );
     Some(scale)
 }
 

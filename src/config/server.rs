@@ -91,14 +91,12 @@ pub struct Tls {
 pub(super) fn server(root: &Section<'_>, has_tenants: bool) -> Server {
     let section = Server::open(root);
     let server = Server::read(&section, &Server { route_info_headers: !has_tenants, ..Server::default() });
-    if server.body_limit > server.body_memory
-        && let Some(item) = section.get("body_limit").or_else(|| section.get("body_memory"))
-    {
-        item.fault(
-            "server.body_limit is more than server.body_memory",
-            "let one body fit into the memory of all",
-        );
-    }
+    section.fault_if(
+        server.body_limit > server.body_memory,
+        &["body_limit", "body_memory"],
+        "server.body_limit is more than server.body_memory",
+        "let one body fit into the memory of all",
+    );
     server
 }
 
@@ -113,14 +111,9 @@ pub(super) fn admin(root: &Section<'_>) -> Admin {
         || overrides.admin_read_token.is_some();
     let has_token = ["token", "read_token"].iter().any(|key| section.get(key).is_some());
     let is_open = !listen.ip().is_loopback() && !has_token && !is_overridden;
-    if let Some(item) = section.get("listen").filter(|_| is_open) {
-        item.fault(format!("{listen} is not loopback and [admin] has no token"), ADMIN_TOKEN_HINT);
-    }
-    if admin.has_one_token_for_both()
-        && let Some(item) = section.get("read_token")
-    {
-        item.fault(ONE_TOKEN, ONE_TOKEN_HINT);
-    }
+    let message = format!("{listen} is not loopback and [admin] has no token");
+    section.fault_if(is_open, &["listen"], message, ADMIN_TOKEN_HINT);
+    section.fault_if(admin.has_one_token_for_both(), &["read_token"], ONE_TOKEN, ONE_TOKEN_HINT);
     admin
 }
 

@@ -15,15 +15,12 @@ use super::values::DURATION;
 /// Reads `[route.queue]`; the section switches admission by prediction on, even if it is empty.
 pub(super) fn queue(route: &Section<'_>) -> Option<QueueLimits> {
     let (section, queue) = QueueLimits::opened(route)?;
-    if queue.max_wait.is_zero()
-        && queue.max_requests > 0
-        && let Some(item) = section.get("max_wait")
-    {
-        item.fault(
-            "max_wait is zero, so that nobody could ever wait",
-            "give it a length, or write max_requests = 0 to refuse at once",
-        );
-    }
+    section.fault_if(
+        queue.max_wait.is_zero() && queue.max_requests > 0,
+        &["max_wait"],
+        "max_wait is zero, so that nobody could ever wait",
+        "give it a length, or write max_requests = 0 to refuse at once",
+    );
     Some(queue)
 }
 
@@ -139,20 +136,16 @@ fn conditions(section: &Section<'_>, known: &[&str]) -> Degrade {
     let max_priority = when.value("max_priority", &(-most..=most));
     let until_section = section.section("until", "route.degrade.until");
     let until = multiple(&until_section).unwrap_or(1.0);
-    if until > over
-        && let Some(item) = until_section.get("predicted_ttft_over_slo")
-    {
-        item.fault(
-            "until is above when, so that it would end before it begins",
-            "write a lower multiple: 1.0",
-        );
-    }
+    let message = "until is above when, so that it would end before it begins";
+    until_section.fault_if(
+        until > over,
+        &["predicted_ttft_over_slo"],
+        message,
+        "write a lower multiple: 1.0",
+    );
     let min_dwell = section.parse("min_dwell", &DURATION).unwrap_or(Duration::from_secs(10));
-    if min_dwell < Duration::from_secs(1)
-        && let Some(item) = section.get("min_dwell")
-    {
-        item.fault("min_dwell is below 1s", "min_dwell = \"10s\"");
-    }
+    let is_short = min_dwell < Duration::from_secs(1);
+    section.fault_if(is_short, &["min_dwell"], "min_dwell is below 1s", "min_dwell = \"10s\"");
     Degrade { tenants, max_priority, until, min_dwell, ..Degrade::above(over, 0) }
 }
 

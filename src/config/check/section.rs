@@ -167,6 +167,19 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// Reports a fault of the first of these keys that is there, if there is one.
+    pub(in crate::config) fn fault_if(
+        &self,
+        is_wrong: bool,
+        keys: &[&'static str],
+        message: impl Into<String>,
+        hint: impl Into<String>,
+    ) {
+        if let Some(item) = keys.iter().find_map(|key| self.get(key)).filter(|_| is_wrong) {
+            item.fault(message, hint);
+        }
+    }
+
     /// Reports a fault of the section as a whole.
     pub(in crate::config) fn fault(&self, message: impl Into<String>, hint: impl Into<String>) {
         self.checking.report(&self.span, Fault::new(message, hint));
