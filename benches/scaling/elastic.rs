@@ -213,6 +213,7 @@ impl<C: Conductor> Elastic<C> {
             predicted_ttft: typical.as_ref().and_then(ttft),
             engines: engines.into_iter().map(|(_, engine)| engine).collect(),
             typical,
+            is_starved: false,
         }
     }
 

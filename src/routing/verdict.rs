@@ -11,7 +11,6 @@ use crate::routing::tuning::prices;
 
 /// What to do with a request now.
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::large_enum_variant, reason = "one for each decision, and nearly all place")]
 pub enum Verdict {
     /// Send it.
     Place(Decision),
