@@ -48,7 +48,7 @@ pub(super) fn others_wait(prompts: f64) -> f64 {
 pub struct Waiting(f64);
 
 impl Waiting {
-    /// By our own books and what the engine told of others. What awaits KV costs nobody a second of computing here.
+    /// By our own books and what the engine told of others. What awaits KV is computed elsewhere and delays none here.
     pub fn at(own: &LoadView, foreign: &Foreign) -> Self {
         Self(own.awaiting.saturating_sub(own.elsewhere) as f64 + foreign.waiting)
     }
