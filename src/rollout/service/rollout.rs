@@ -209,16 +209,15 @@ impl Rollout {
 
     /// An operator acts at `now`, in milliseconds since 1970.
     pub(super) fn act(&mut self, action: Action, now: u64) -> Result<(), String> {
-        self.is_dirty = true;
+        if self.plan.act(action, now)? {
+            self.forget();
+        }
         if action == Action::Resume && self.awaited.take().is_some() {
             // They were there before the verdict on another revision, and are its own.
             self.rolled_back.iter_mut().for_each(|former| former.processes.clear());
             self.earlier = Earlier::default();
-            return Ok(());
         }
-        if self.plan.act(action, now)? {
-            self.forget();
-        }
+        self.is_dirty = true;
         Ok(())
     }
 
