@@ -17,7 +17,7 @@ use super::peers::{self, Peers};
 use super::pins::SharedPins;
 use super::places::Places;
 use super::refusals::Refused;
-use super::standings::{Standings, deaths};
+use super::standings::Standings;
 use super::topics::Topics;
 use super::{FLUSH_EVERY, HEARTBEAT, budgets, fingerprint, speeds, wire};
 use crate::admission::Sharing;
@@ -267,7 +267,6 @@ impl Service {
             self.lost(Dropped::QueueFull, lost - dropped);
             dropped = lost;
             standings.news(now).for_each(|notice| self.outbox.publish(notice));
-            deaths(&at.fleet.pools(), now).for_each(|notice| self.outbox.publish(notice));
             loop {
                 let count = self.fill(&mut batch, now);
                 let is_due = count > 0 || last == Stamp::default() || now.since(last) >= HEARTBEAT;

@@ -1,4 +1,4 @@
-//! Which replicas this gateway has left, and which requests they died of, so that the others hear of it.
+//! Which replicas this gateway has left, so that the others hear of it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::clock::Stamp;
 use crate::fleet::pool::PoolState;
 use crate::fleet::replica::Replica;
-use crate::routing::notice::{Died, Event, Left, Notice, place};
+use crate::routing::notice::{Event, Left, Notice, place};
 
 /// The replicas at the last look, by [`place`], and whether each was left.
 #[derive(Debug, Default)]
@@ -39,20 +39,4 @@ impl Standings {
             })
         })
     }
-}
-
-/// Requests at which replicas died since the last look.
-pub(super) fn deaths(pools: &[Arc<PoolState>], now: Stamp) -> impl Iterator<Item = Notice> {
-    let at = |pool: &PoolState, slot| {
-        let replicas = pool.replicas();
-        let died = replicas.iter().find(|replica| replica.slot() == slot)?;
-        Some(place(&pool.name, died.target.identity))
-    };
-    let of = move |pool: &Arc<PoolState>| {
-        let confirmed = pool.poison.take_confirmed(now).into_iter();
-        let died = |(request, slot)| Some(Died { place: at(pool, slot)?, request });
-        confirmed.filter_map(died).collect::<Vec<_>>()
-    };
-    let notice = move |died| Notice { id: 0, at: now, event: Event::Died(died) };
-    pools.iter().flat_map(of).map(notice)
 }

@@ -8,7 +8,6 @@
 //!
 //! Gateways before the same replicas share the deaths of a `[cluster]`: n of them would lose 2n engines to one request otherwise.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -25,8 +24,6 @@ use crate::request::body::NO_BODY;
 pub struct PoisonRequests {
     suspects: Mutex<Vec<Suspect>>,
     deaths: DashMap<u64, Deaths>,
-    /// The newest deaths that other gateways may not know.
-    unshared: Mutex<VecDeque<Confirmed>>,
     /// Requests that were answered of late, each at the place that its hash says, where a later one takes it over: the hash, and in place
     /// of the bits that the place has, the slot of the replica.
     answered: Box<[AtomicU64]>,
@@ -55,14 +52,6 @@ struct Death {
     at: Stamp,
 }
 
-/// A suspect that was in flight at a death.
-#[derive(Clone, Copy, Debug)]
-struct Confirmed {
-    request: u64,
-    slot: usize,
-    at: Stamp,
-}
-
 impl Deaths {
     /// One death counts once, however many streams of a request it broke and whenever. Another gateway does not know the life, and finds the
     /// death sooner or later than this one.
@@ -83,7 +72,6 @@ impl Default for PoisonRequests {
         Self {
             suspects: Mutex::default(),
             deaths: DashMap::new(),
-            unshared: Mutex::default(),
             answered: (0..ANSWERED).map(|_| AtomicU64::new(0)).collect(),
         }
     }
@@ -132,20 +120,22 @@ impl PoisonRequests {
         self.answered.get(request as usize % ANSWERED)
     }
 
-    /// The replica in this slot is dead: its suspects were in flight at a death.
-    pub(super) fn confirm(&self, slot: usize, now: Stamp) {
+    /// The replica in this slot is dead: its suspects were in flight at a death. Returns them, for the other gateways.
+    pub(super) fn confirm(&self, slot: usize, now: Stamp) -> Vec<u64> {
+        let mut confirmed = Vec::new();
         self.suspects.lock().retain(|suspect| {
             let is_confirmed = suspect.life.slot == slot && now.since(suspect.at) < SUSPECT_FOR;
             if is_confirmed && !self.has_answered(suspect.request) {
                 let death = Death { slot, life: Some(suspect.life), at: now };
                 self.deaths.entry(suspect.request).or_default().add(death);
-                let mut unshared = self.unshared.lock();
-                unshared.truncate(MAX_UNSHARED - 1);
-                unshared.push_front(Confirmed { request: suspect.request, slot, at: now });
+                confirmed.push(suspect.request);
             }
             !is_confirmed
         });
         self.deaths.retain(|_, deaths| now.since(deaths.last) < REFUSED_FOR);
+        // Of so many that share a death none is a suspect in the end.
+        confirmed.truncate(MAX_SHARED);
+        confirmed
     }
 
     /// Another gateway had this request at the replica in this slot when that died.
@@ -153,13 +143,6 @@ impl PoisonRequests {
         if request != NO_BODY && !self.has_answered(request) && self.deaths.len() < MAX_SUSPECTS {
             self.deaths.entry(request).or_default().add(Death { slot, life: None, at: now });
         }
-    }
-
-    /// Requests and the slots of replicas that died of them, since the last call.
-    pub fn take_confirmed(&self, now: Stamp) -> Vec<(u64, usize)> {
-        let taken = std::mem::take(&mut *self.unshared.lock());
-        let is_news = |one: &Confirmed| now.since(one.at) < SUSPECT_FOR;
-        taken.into_iter().filter(is_news).map(|one| (one.request, one.slot)).collect()
     }
 
     /// How much longer a request is refused; `None` below two deaths, or where it shares them with others.
@@ -186,8 +169,8 @@ fn slot_bits(slot: usize) -> u64 {
 const SUSPECT_FOR: Duration = Duration::from_secs(15);
 const REFUSED_FOR: Duration = Duration::from_secs(600);
 const MAX_SUSPECTS: usize = 10_000;
-/// Deaths that wait to be shared. Requests that share a death with more are no suspects in the end.
-const MAX_UNSHARED: usize = 64;
+/// Requests of one death that other gateways hear of.
+const MAX_SHARED: usize = 64;
 /// Requests with two deaths each, above which none of them stands out.
 const MAX_ALIKE: usize = 2;
 /// Answered requests that are remembered: 64 KiB for a pool.

@@ -341,7 +341,9 @@ impl PoolState {
     pub(super) fn forgets(&self, replica: &Replica, now: Stamp) {
         self.dispatcher.forget(replica.slot());
         replica.engine.adapters.forget();
-        self.poison.confirm(replica.slot(), now);
+        for request in self.poison.confirm(replica.slot(), now) {
+            self.dispatcher.died(&replica.target, request, now);
+        }
     }
 
     /// A replica passed its warm-up, as far as it had to: it takes traffic, slowly at first where others served before.

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use super::cache_counters::CacheReport;
 use super::float::span;
-use super::notice::{Announced, Outbox, Placed, Prefix, Usage, place};
+use super::notice::{Announced, Died, Event, Notice, Outbox, Placed, Prefix, Usage, place};
 use super::prefix_index::{PrefixIndex, capacity_of};
 use super::query::{Aim, Ask, Sampling};
 use super::reports::{Pending, Reports};
@@ -167,6 +167,14 @@ impl Dispatcher {
     /// Publishes every decision for other gateways from now on, under the pool's name.
     pub fn announce(&self, outbox: &Arc<Outbox>, pool: &str) {
         self.outbox.get_or_init(|| (Arc::clone(outbox), pool.into()));
+    }
+
+    /// Publishes that a replica died while this request was in flight there.
+    pub fn died(&self, target: &Target, request: u64, now: Stamp) {
+        if let Some((outbox, pool)) = self.outbox.get() {
+            let died = Died { place: place(pool, target.identity), request };
+            outbox.publish(Notice { id: 0, at: now, event: Event::Died(died) });
+        }
     }
 
     /// An answer reported its cached tokens, where `hit` were expected.
