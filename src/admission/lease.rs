@@ -35,8 +35,8 @@ pub(super) struct Lease {
     parts: [Part; Kind::ALL.len()],
     /// In seconds since 1970.
     until: i64,
-    /// What the others had claimed when the broker forgot it, and until when, known from the next look on, that counts.
-    forgotten: Option<(ByKind, Option<i64>)>,
+    /// What the others had claimed when the broker forgot it, and until when at most that counts.
+    forgotten: (ByKind, i64),
     /// A request came since the last look at all accounts, ...
     is_busy: bool,
     /// ... or between the two before.
@@ -91,7 +91,7 @@ impl Lease {
 
     /// The broker has lost its memory: what the others had claimed counts until they have had the time to write it again.
     pub(super) fn forgotten(&mut self) {
-        self.forgotten = Some((self.parts.map(|part| part.claimed), None));
+        self.forgotten = (self.parts.map(|part| part.claimed), i64::MAX);
     }
 
     /// A look at all accounts begins.
@@ -141,13 +141,11 @@ impl Lease {
         claimed: ByKind,
         until: i64,
     ) {
-        let forgotten = self
-            .forgotten
-            .take()
-            .map(|(by_kind, ends)| (by_kind, ends.unwrap_or_else(|| until.saturating_add(WRITTEN_AGAIN))));
-        let forgotten = forgotten.filter(|(_, ends)| until <= *ends);
-        self.forgotten = forgotten.map(|(by_kind, ends)| (by_kind, Some(ends)));
-        let forgotten = forgotten.unwrap_or_default().0;
+        let (forgotten, ends) = &mut self.forgotten;
+        *ends = (*ends).min(until.saturating_add(WRITTEN_AGAIN));
+        if until > *ends {
+            *forgotten = ByKind::default();
+        }
         for (at, kind) in Kind::ALL.into_iter().enumerate() {
             let claimed = claimed[at].max(forgotten[at]);
             let part = &mut self.parts[at];
