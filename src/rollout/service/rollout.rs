@@ -791,6 +791,16 @@ mod tests {
         }
     }
 
+    /// Each side gives this answer.
+    fn both_answer(rollout: &mut Rollout, record: Record) {
+        let record = Arc::new(record);
+        for arm in [Arm::Baseline, Arm::Canary] {
+            let seen = Seen::Ended(Box::new(answered(arm, &record)));
+            let (route, class) = (Arc::clone(&rollout.route), Class::Short);
+            rollout.observe(2.0, &Observation { route, class, seen });
+        }
+    }
+
     #[test]
     fn tokens_that_come_together_or_beside_prompts_of_an_empty_cache_have_no_pace() {
         let config = config("");
@@ -799,12 +809,7 @@ mod tests {
             let mut rollout = Rollout::new(&config, route, route.canary.as_ref().unwrap(), None).unwrap();
             let mut record = Record { is_stream: true, ..fixture::stream() };
             change(&mut record);
-            let record = Arc::new(record);
-            for arm in [Arm::Baseline, Arm::Canary] {
-                let seen = Seen::Ended(Box::new(answered(arm, &record)));
-                let (route, class) = (Arc::clone(&route.name), Class::Short);
-                rollout.observe(2.0, &Observation { route, class, seen });
-            }
+            both_answer(&mut rollout, record);
             let compared = rollout.judge.compared();
             let tpot = compared.iter().find(|compared| compared.measure.as_str() == "tpot");
             tpot.map(|tpot| tpot.percentiles.map(|of| (of[0] * 1e4).round()))
@@ -827,12 +832,7 @@ mod tests {
             let mut rollout = answered_by(rollout, [2, 1]);
             let mut record = Record { is_stream: true, ..fixture::stream() };
             record.decision.as_mut().unwrap().is_alone = is_alone;
-            let record = Arc::new(record);
-            for arm in [Arm::Baseline, Arm::Canary] {
-                let seen = Seen::Ended(Box::new(answered(arm, &record)));
-                let (route, class) = (Arc::clone(&route.name), Class::Short);
-                rollout.observe(2.0, &Observation { route, class, seen });
-            }
+            both_answer(&mut rollout, record);
             let compared = rollout.judge.compared();
             assert_eq!(compared.iter().any(|compared| compared.measure.as_str() == "tpot"), expected);
             assert!(rollout.view().reason.contains("1 of its replicas answer beside 2"));
