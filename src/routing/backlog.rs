@@ -12,8 +12,8 @@ use crate::clock::Stamp;
 use crate::routing::tuning::{memories, prices};
 use crate::units::AtomicF64;
 
-/// Prompts that wait, for each replica but the one with the longest queue, where there are several, with chance taken out. Noted beside the request
-/// path, read by every decision.
+/// Prompts that wait, for each replica but the one with the longest queue, where there are several, with chance taken out. Noted
+/// beside the request path, read by every decision.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
     pub(super) standing: AtomicF64,
