@@ -132,27 +132,22 @@ impl Ledger {
         }
     }
 
-    /// A prompt was answered: its counts hold at once, whatever its blocks are.
+    /// A prompt was answered: its counts hold whatever its blocks are.
     pub(super) fn answered(&mut self, report: &PromptReport, index: &PrefixIndex) {
         let Some(counts) = Counts::of(report) else { return };
         let block_tokens = self.pictures.get(&report.slot).map_or(0, |picture| picture.block_tokens);
-        let before = report.turn.continues.and_then(|whole| index.exact.end(report.slot, whole));
         if let Some(cached) = counts.cached
             && block_tokens > 0
         {
-            match before {
+            match report.before {
                 Some(end) if report.blocks >= end.blocks as usize => {
                     index.exact.continued(end, cached, block_tokens);
                 }
-                None if index.exact.end(report.slot, report.turn.whole).is_none() => {
-                    note_fork(report, cached, block_tokens, index);
-                }
+                None if report.is_new => note_fork(report, cached, block_tokens, index),
                 _ => {}
             }
         }
-        let known = Known { bytes: report.bytes, blocks: counts.blocks, tokens: counts.prompt };
-        let end = End { blocks: counts.blocks, prompt: counts.prompt, reach: counts.end() };
-        index.exact.set_end(report.slot, report.turn.whole, Some(end));
+        let known = Known { bytes: report.bytes, blocks: counts.end.blocks, tokens: counts.end.prompt };
         self.meanings.prompts.remove(&report.turn.whole);
         self.meanings.prompts.insert(report.turn.whole, known);
         while self.meanings.prompts.len() > MAX_PROMPTS
@@ -174,10 +169,10 @@ impl Ledger {
         if let Some(last) = last.filter(|last| last.0 > base.0) {
             base = last;
         }
-        if base.0 >= report.bytes || base.1 >= counts.prompt {
+        if base.0 >= report.bytes || base.1 >= counts.end.prompt {
             base = (0, 0);
         }
-        let (bytes, tokens) = ((report.bytes - base.0) as f64, f64::from(counts.prompt - base.1));
+        let (bytes, tokens) = ((report.bytes - base.0) as f64, f64::from(counts.end.prompt - base.1));
         for (at, hash) in report.chain.iter().enumerate() {
             let end = block_end(at);
             if index.exact.mark(*hash).is_none() {
@@ -197,7 +192,7 @@ impl Ledger {
         let Some(counts) = Counts::of(report) else { return PromptOutcome::Nothing };
         let Some(picture) = self.pictures.get(&report.slot) else { return PromptOutcome::Nothing };
         let size = picture.block_tokens;
-        if size == 0 || counts.prompt < size {
+        if size == 0 || counts.end.prompt < size {
             return if size == 0 { PromptOutcome::Unknown } else { PromptOutcome::Nothing };
         }
         let text = first_text(report, size, index);
@@ -233,7 +228,7 @@ impl Ledger {
     ) -> Result<Tip, PromptOutcome> {
         let size = picture.block_tokens;
         let from = counts.cached.map(|cached| cached / size);
-        let (whole, last) = (counts.prompt / size, counts.end() / size);
+        let (whole, last) = (counts.end.prompt / size, counts.end.reach / size);
         if from.is_some_and(|from| from >= last) {
             // All of it was there before: its text is that of what stored it.
             return Err(PromptOutcome::Nothing);
@@ -422,33 +417,17 @@ struct Tip {
 /// The counts of an answer, within reason.
 #[derive(Clone, Copy, Debug)]
 struct Counts {
-    blocks: u32,
-    prompt: u32,
+    /// What its engine holds of it.
+    end: End,
     cached: Option<u32>,
-    output: u32,
 }
 
 impl Counts {
     fn of(report: &PromptReport) -> Option<Self> {
-        let within = |tokens: u64| u32::try_from(tokens).ok().filter(|tokens| *tokens < MAX_TOKENS);
-        let prompt = within(report.prompt.0)?;
-        let cached = report.cached.map(|cached| within(cached.0)).unwrap_or_default();
-        Some(Self {
-            blocks: u32::try_from(report.chain.len()).ok()?,
-            prompt,
-            cached: cached.filter(|cached| *cached <= prompt),
-            output: within(report.output.0)?,
-        })
-    }
-
-    /// Tokens of prompt and answer that were computed: of the last one there is no KV.
-    fn end(&self) -> u32 {
-        (self.prompt + self.output).saturating_sub(1)
+        report.end().map(|end| Self { end, cached: report.found() })
     }
 }
 
-/// No prompt is longer.
-const MAX_TOKENS: u32 = 1 << 25;
 /// Prompts whose counts are known; some 100 bytes each.
 const MAX_PROMPTS: usize = 1 << 17;
 /// Blocks of which is known what they are; some 150 bytes each.

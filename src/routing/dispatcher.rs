@@ -549,5 +549,8 @@ impl Drop for Assignment {
     /// However it ended, most of a prompt that was not withdrawn is there.
     fn drop(&mut self) {
         self.settle();
+        if let Some(pending) = &mut self.pending {
+            pending.ended(&self.dispatcher.index.exact);
+        }
     }
 }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use super::prefix_index::Turn;
+use super::prefix_index::{End, Exact, Turn};
 use super::{Candidate, Prompt};
 use crate::clock::Stamp;
 use crate::units::Tokens;
@@ -25,6 +25,10 @@ pub struct PromptReport {
     pub turn: Turn,
     /// Leading blocks that the replica was believed to hold.
     pub blocks: usize,
+    /// What it held of the turn before.
+    pub before: Option<End>,
+    /// It held none of this turn: the prompt is no repeated one.
+    pub is_new: bool,
     /// Tokens of the prompt, by the engine's count.
     pub prompt: Tokens,
     /// Those found cached, where the engine reports that.
@@ -32,6 +36,28 @@ pub struct PromptReport {
     /// Tokens of the answer.
     pub output: Tokens,
 }
+
+impl PromptReport {
+    /// What its replica holds of it and of its answer; `None` of counts beyond reason.
+    pub fn end(&self) -> Option<End> {
+        let (prompt, output) = (within(self.prompt)?, within(self.output)?);
+        // Of the last token there is no KV.
+        let reach = (prompt + output).saturating_sub(1);
+        Some(End { blocks: u32::try_from(self.chain.len()).ok()?, prompt, reach })
+    }
+
+    /// Tokens that were found cached, where the engine reports as many as there can be.
+    pub fn found(&self) -> Option<u32> {
+        self.cached.filter(|cached| *cached <= self.prompt).and_then(within)
+    }
+}
+
+fn within(tokens: Tokens) -> Option<u32> {
+    u32::try_from(tokens.0).ok().filter(|tokens| *tokens < MAX_TOKENS)
+}
+
+/// No prompt is longer.
+const MAX_TOKENS: u32 = 1 << 25;
 
 /// The end of a bounded queue of reports.
 pub type Reports = SyncSender<PromptReport>;
@@ -67,6 +93,19 @@ impl Pending {
     pub(super) fn counted(&mut self, prompt: Option<Tokens>, cached: Option<Tokens>) {
         self.report.prompt = prompt.unwrap_or_default();
         self.report.cached = cached;
+    }
+
+    /// The answer has ended. What its replica holds of it counts at once: the next turn may come before the queue is read.
+    pub(super) fn ended(&mut self, exact: &Exact) {
+        let report = &mut self.report;
+        if report.prompt > Tokens(0)
+            && exact.is_followed(report.slot)
+            && let Some(end) = report.end()
+        {
+            report.before = report.turn.continues.and_then(|whole| exact.end(report.slot, whole));
+            report.is_new = exact.end(report.slot, report.turn.whole).is_none();
+            exact.set_end(report.slot, report.turn.whole, Some(end));
+        }
     }
 }
 

@@ -153,14 +153,26 @@ impl Scene {
             bytes: prompt.len() as u64 * 4,
             turn: Turn { whole: Self::name(prompt), continues: None },
             blocks: 0,
+            is_new: true,
             prompt: Tokens(prompt.len() as u64),
             cached: Some(Tokens(0)),
             output: Tokens(10),
+            ..PromptReport::default()
         }
     }
 
     /// Sends a prompt that continues another; returns what was predicted to be cached and what was.
     fn ask(&mut self, prompt: &[u32], continues: Option<&[u32]>, answer: &[u32]) -> (u64, u64) {
+        let found = self.ends(prompt, continues, answer);
+        let report = self.reports.try_recv().unwrap();
+        self.ledger.answered(&report, &self.dispatcher.index);
+        let look = Look { answered: at(self.now + 1), is_last: true };
+        assert_ne!(self.ledger.join(&report, look, &self.dispatcher.index), PromptOutcome::Ambiguous);
+        found
+    }
+
+    /// The same up to the end of the answer: what it reports is still in the queue.
+    fn ends(&mut self, prompt: &[u32], continues: Option<&[u32]>, answer: &[u32]) -> (u64, u64) {
         let chain = Self::text(prompt);
         let (bytes, tried) = (prompt.len() as u64 * 4, SlotSet::new());
         let own = Prompt { chain: &chain, bytes, tokens: Tokens(bytes / 4) };
@@ -180,10 +192,6 @@ impl Scene {
         assignment.prompt_reported(Some(Tokens(prompt.len() as u64)), Some(Tokens(cached as u64)));
         let predicted = assignment.decision.hit.0;
         drop(assignment);
-        let report = self.reports.try_recv().unwrap();
-        self.ledger.answered(&report, &self.dispatcher.index);
-        let look = Look { answered: at(self.now + 1), is_last: true };
-        assert_ne!(self.ledger.join(&report, look, &self.dispatcher.index), PromptOutcome::Ambiguous);
         (predicted, cached as u64)
     }
 }
@@ -222,6 +230,19 @@ fn what_is_predicted_under_pressure_is_what_the_engine_finds() {
         }
         assert!(right * 100 >= all * 99, "seed {seed}: {right} of {all}");
     }
+}
+
+#[test]
+fn a_turn_right_behind_an_answer_is_predicted_to_find_all_of_it() {
+    let mut random = fastrand::Rng::with_seed(4);
+    let mut scene = Scene::new(300);
+    let (system, question, answer) = (400, 90, 200);
+    let (first, answer) = (tokens(&mut random, system), tokens(&mut random, answer));
+    scene.ask(&tokens(&mut random, system), None, &[7; 10]);
+    scene.ends(&first, None, &answer);
+    let next = [&first[..], &answer, &tokens(&mut random, question)].concat();
+    let (predicted, cached) = scene.ends(&next, Some(&first), &[7; 10]);
+    assert_eq!((predicted, cached), (592, 592), "of 600 in blocks of 16");
 }
 
 #[test]
@@ -304,6 +325,7 @@ fn counts_that_lie_do_no_harm() {
         prompt: Tokens(prompt),
         cached: Some(Tokens(cached)),
         output: Tokens(output),
+        ..PromptReport::default()
     };
     let run = Stored { parent: None, medium: Medium::Gpu, block_tokens: 16, blocks: Vec::new() };
     scene.ledger.take(0, &Event::Stored(run), at(1), &scene.dispatcher.index);

@@ -75,7 +75,7 @@ impl Exact {
         }
     }
 
-    pub(super) fn is_followed(&self, slot: usize) -> bool {
+    pub(in crate::routing) fn is_followed(&self, slot: usize) -> bool {
         self.followed.get(slot).is_some_and(|cell| cell.load(Ordering::Relaxed))
     }
 
