@@ -263,11 +263,11 @@ impl Pick {
         self.replica.member().publish(now);
     }
 
-    /// What distinguishes the request from others that came to the same end there. One that another replica has answered is not to blame:
-    /// each of them counts.
+    /// What distinguishes the request from others that came to the same end there. One that another replica answers is not to blame: each of
+    /// them counts.
     fn distinguished(&self, now: Stamp) -> u64 {
-        let is_answered = self.pool.poison.has_answered_elsewhere(self.identity, self.replica.slot());
-        if is_answered { now.as_nanos() } else { self.request }
+        let is_alone = self.pool.poison.failed_alone(self.identity, self.replica.slot());
+        if is_alone { now.as_nanos() } else { self.request }
     }
 
     /// What is usual of a figure among the pool's other replicas; those on trial have too few answers to show it.

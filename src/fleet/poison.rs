@@ -106,11 +106,20 @@ impl PoisonRequests {
         self.last_answered(request).is_some()
     }
 
-    /// Whether another replica than the one in this slot was the last to answer this request.
-    pub(super) fn has_answered_elsewhere(&self, request: u64, slot: usize) -> bool {
-        self.last_answered(request).is_some_and(|last| last != slot_bits(slot))
+    /// The replica in this slot failed this request. Returns whether that is the replica's doing: another one was the last to answer the
+    /// request, and has not failed it since.
+    pub(super) fn failed_alone(&self, request: u64, slot: usize) -> bool {
+        let Some(last) = self.last_answered(request) else { return false };
+        if last & !FAILED_SINCE == slot_bits(slot) {
+            if let Some(place) = self.place(request) {
+                place.store(request & !PLACES | last | FAILED_SINCE, Ordering::Relaxed);
+            }
+            return false;
+        }
+        last & FAILED_SINCE == 0
     }
 
+    /// The bits of the replica that answered it last, and [`FAILED_SINCE`].
     fn last_answered(&self, request: u64) -> Option<u64> {
         let answered = self.place(request).filter(|_| request != NO_BODY)?.load(Ordering::Relaxed);
         (answered & !PLACES == request & !PLACES).then_some(answered & PLACES).filter(|slot| *slot > 0)
@@ -160,9 +169,9 @@ impl PoisonRequests {
     }
 }
 
-/// Never zero, which is no answer. There are fewer slots than places.
+/// Never zero, which is no answer.
 fn slot_bits(slot: usize) -> u64 {
-    (slot as u64 + 1) & PLACES
+    (slot as u64 + 1) % FAILED_SINCE
 }
 
 /// A death is confirmed within this time of the broken attempt.
@@ -177,6 +186,8 @@ const MAX_ALIKE: usize = 2;
 const ANSWERED: usize = 8192;
 /// The bits of a hash that its place has.
 const PLACES: u64 = ANSWERED as u64 - 1;
+/// The replica that answered a request last has failed it since: the highest of those bits, beyond any slot.
+const FAILED_SINCE: u64 = ANSWERED as u64 / 2;
 
 #[cfg(test)]
 mod tests {
@@ -228,5 +239,18 @@ mod tests {
             die(&poison, slot, &[1, 2, 3]);
         }
         assert!((1..=3).all(|request| poison.refused_for(request, at(3)).is_none()));
+    }
+
+    #[test]
+    fn a_replica_is_to_blame_for_a_request_that_another_one_answers() {
+        let poison = PoisonRequests::default();
+        assert!(!poison.failed_alone(7, 0), "nobody has answered it");
+        poison.answered(7, 1);
+        assert!(poison.failed_alone(7, 0) && poison.failed_alone(7, 2));
+        assert!(!poison.failed_alone(7, 1), "it answered that itself");
+        assert!(!poison.failed_alone(7, 0), "both fail it");
+        assert!(poison.has_answered(7));
+        poison.answered(7, 1);
+        assert!(poison.failed_alone(7, 0), "that one answers again");
     }
 }
