@@ -80,7 +80,7 @@ impl Places {
     /// A request of another gateway was in flight where a replica died; returns whether this one has the replica.
     pub(super) fn died(&self, died: &Died, now: Stamp) -> bool {
         let Some((pool, replica)) = self.0.get(&died.place) else { return false };
-        pool.poison.heard(died.request, replica.slot(), now);
+        pool.poison.heard(died.request, replica.identity.of_url(), now);
         true
     }
 }

@@ -71,7 +71,12 @@ impl Identity {
     pub(super) fn hash(&self) -> u64 {
         match self.rank {
             Some(rank) => rendezvous::identity(0, format!("{}#{}", self.url, rank.index).as_bytes()),
-            None => rendezvous::identity(0, self.url.as_bytes()),
+            None => self.of_url(),
         }
+    }
+
+    /// The same of all ranks of its URL: they are processes of one server, which die together.
+    pub fn of_url(&self) -> u64 {
+        rendezvous::identity(0, self.url.as_bytes())
     }
 }

@@ -46,7 +46,8 @@ struct Deaths {
 
 #[derive(Clone, Copy, Debug)]
 struct Death {
-    slot: usize,
+    /// Names the URL: all engines behind one die together.
+    url: u64,
     /// The life that ended, where this gateway's own attempt broke.
     life: Option<Life>,
     at: Stamp,
@@ -57,8 +58,8 @@ impl Deaths {
     /// death sooner or later than this one.
     fn add(&mut self, death: Death) {
         let is_same = |known: &Death| match (known.life, death.life) {
-            (Some(known), Some(life)) => known == life,
-            _ => known.slot == death.slot && death.at.since(known.at) < SUSPECT_FOR,
+            (Some(known), Some(life)) if known.slot == life.slot => known == life,
+            _ => known.url == death.url && death.at.since(known.at) < SUSPECT_FOR,
         };
         if !self.of.iter().any(is_same) {
             self.of.push(death);
@@ -129,28 +130,26 @@ impl PoisonRequests {
         self.answered.get(request as usize % ANSWERED)
     }
 
-    /// The replica in this slot is dead: its suspects were in flight at a death. Returns them, for the other gateways.
-    pub(super) fn confirm(&self, slot: usize, now: Stamp) -> Vec<u64> {
+    /// The replica in this slot, of this URL, is dead: its suspects were in flight at a death. Returns them, for the other gateways.
+    pub(super) fn confirm(&self, slot: usize, url: u64, now: Stamp) -> Vec<u64> {
         let mut confirmed = Vec::new();
         self.suspects.lock().retain(|suspect| {
             let is_confirmed = suspect.life.slot == slot && now.since(suspect.at) < SUSPECT_FOR;
             if is_confirmed && !self.has_answered(suspect.request) {
-                let death = Death { slot, life: Some(suspect.life), at: now };
+                let death = Death { url, life: Some(suspect.life), at: now };
                 self.deaths.entry(suspect.request).or_default().add(death);
                 confirmed.push(suspect.request);
             }
             !is_confirmed
         });
         self.deaths.retain(|_, deaths| now.since(deaths.last) < REFUSED_FOR);
-        // Of so many that share a death none is a suspect in the end.
-        confirmed.truncate(MAX_SHARED);
         confirmed
     }
 
-    /// Another gateway had this request at the replica in this slot when that died.
-    pub fn heard(&self, request: u64, slot: usize, now: Stamp) {
+    /// Another gateway had this request at a replica of this URL when that died.
+    pub fn heard(&self, request: u64, url: u64, now: Stamp) {
         if request != NO_BODY && !self.has_answered(request) && self.deaths.len() < MAX_SUSPECTS {
-            self.deaths.entry(request).or_default().add(Death { slot, life: None, at: now });
+            self.deaths.entry(request).or_default().add(Death { url, life: None, at: now });
         }
     }
 
@@ -178,8 +177,6 @@ fn slot_bits(slot: usize) -> u64 {
 const SUSPECT_FOR: Duration = Duration::from_secs(15);
 const REFUSED_FOR: Duration = Duration::from_secs(600);
 const MAX_SUSPECTS: usize = 10_000;
-/// Requests of one death that other gateways hear of.
-const MAX_SHARED: usize = 64;
 /// Requests with two deaths each, above which none of them stands out.
 const MAX_ALIKE: usize = 2;
 /// Answered requests that are remembered: 64 KiB for a pool.
@@ -198,7 +195,7 @@ mod tests {
         for request in requests {
             poison.suspect(*request, Life { slot, number: 1 }, at(1));
         }
-        poison.confirm(slot, at(2));
+        poison.confirm(slot, slot as u64, at(2));
     }
 
     #[test]
@@ -223,6 +220,23 @@ mod tests {
     }
 
     #[test]
+    fn engines_behind_one_url_die_once() {
+        let (poison, other) = (PoisonRequests::default(), PoisonRequests::default());
+        let die = |slot: usize, url: u64, from: u64| {
+            poison.suspect(7, Life { slot, number: 1 }, at(from));
+            poison
+                .confirm(slot, url, at(from + 1))
+                .into_iter()
+                .for_each(|one| other.heard(one, url, at(from + 1)));
+        };
+        let is_refused = || [&poison, &other].map(|gateway| gateway.refused_for(7, at(9)).is_some());
+        (0..4).for_each(|slot| die(slot, 1, 1));
+        assert_eq!(is_refused(), [false; 2], "four ranks of one server");
+        die(4, 2, 4);
+        assert_eq!(is_refused(), [true; 2]);
+    }
+
+    #[test]
     fn a_popular_request_that_was_answered_before_is_no_suspect() {
         let poison = PoisonRequests::default();
         poison.answered(7, 0);
@@ -234,11 +248,19 @@ mod tests {
 
     #[test]
     fn requests_that_died_together_twice_do_not_stand_out() {
-        let poison = PoisonRequests::default();
+        let (poison, other) = (PoisonRequests::default(), PoisonRequests::default());
+        let requests = || 1..=120;
         for slot in 0..2 {
-            die(&poison, slot, &[1, 2, 3]);
+            for request in requests() {
+                poison.suspect(request, Life { slot, number: 1 }, at(1));
+            }
+            for request in poison.confirm(slot, slot as u64, at(2)).into_iter().rev() {
+                other.heard(request, slot as u64, at(2));
+            }
         }
-        assert!((1..=3).all(|request| poison.refused_for(request, at(3)).is_none()));
+        let is_refused =
+            |gateway: &PoisonRequests| requests().any(|one| gateway.refused_for(one, at(3)).is_some());
+        assert!(!is_refused(&poison) && !is_refused(&other), "here as at another gateway");
     }
 
     #[test]

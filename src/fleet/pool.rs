@@ -341,7 +341,7 @@ impl PoolState {
     pub(super) fn forgets(&self, replica: &Replica, now: Stamp) {
         self.dispatcher.forget(replica.slot());
         replica.engine.adapters.forget();
-        for request in self.poison.confirm(replica.slot(), now) {
+        for request in self.poison.confirm(replica.slot(), replica.identity.of_url(), now) {
             self.dispatcher.died(&replica.target, request, now);
         }
     }
