@@ -339,20 +339,35 @@ impl Account {
         Some((lease.asked(), lease.wishes(own, gateways, is_pressed, fastrand::bool())))
     }
 
-    /// The others know of `own`, and have taken `others`; `before` is what they knew of this gateway, and know yet after the first look.
-    pub(super) fn shared(&mut self, own: Amounts, others: Amounts, before: Option<Amounts>) {
-        if before.is_none() && !self.is_unknown() {
+    /// What the broker has this gateway's ended requests have used; `None` before the first look.
+    pub(super) fn written(&self) -> Option<Amounts> {
+        self.lease.as_ref().and_then(|lease| lease.written)
+    }
+
+    /// The others know of `own`, of which so much is `used`, and have taken `others`; `before` is what they knew of this gateway, and know
+    /// yet after the first look.
+    pub(super) fn shared(
+        &mut self,
+        (own, used): (Amounts, Amounts),
+        others: Amounts,
+        before: Option<Amounts>,
+    ) {
+        // Nothing of what was written, or less: the broker is back with no memory, or with an older one.
+        let has_lost =
+            |written: Amounts| before.is_none_or(|before| before.each(written, u64::max) != before);
+        if self.written().is_some_and(has_lost) {
             self.lost = self.others();
             self.lease.get_or_insert_default().forgotten();
         }
-        let mut known = own;
+        let (mut known, mut written) = (own, used);
         if let Some(before) = before.filter(|_| self.is_unknown()) {
             // A process that was killed kept less than the others know.
             self.used = self.used.each(before, u64::max);
-            known = before;
+            (known, written) = (before, before);
         }
         let others = others.each(self.lost, u64::max);
-        self.lease.get_or_insert_default().look = Some((known, others));
+        let lease = self.lease.get_or_insert_default();
+        (lease.look, lease.written) = (Some((known, others)), Some(written));
     }
 
     /// The look at how far the others may go is over.
@@ -488,7 +503,7 @@ mod tests {
             for _ in 0..2 {
                 let account = &mut ledger.0[0];
                 let (own, wishes) = (account.own(), account.wishes(Some(2), false, false));
-                account.shared(own, amounts(96, 0), None);
+                account.shared((own, account.used), amounts(96, 0), None);
                 if let Some(wishes) = wishes {
                     account.granted(own, wishes, ByKind::default(), i64::MAX);
                 }
@@ -507,7 +522,7 @@ mod tests {
         // The look shows that another gateway, which knew it before this one began, has reserved all of it.
         let account = &mut ledger.0[0];
         let (own, _) = (account.own(), account.wishes(Some(2), false, false));
-        account.shared(own, Amounts::default(), None);
+        account.shared((own, account.used), Amounts::default(), None);
         for _ in 0..3 {
             assert_eq!(ask(&mut ledger).unwrap_err().wait, AGAIN);
         }
@@ -519,14 +534,17 @@ mod tests {
         reserved(&mut ledger, &budgets, "m", wanted(1, 0), at(0));
         let mut look = |others: u64, before: Option<u64>| {
             let account = &mut ledger.0[0];
-            account.shared(amounts(1, 0), amounts(others, 0), before.map(|own| amounts(own, 0)));
+            let before = before.map(|own| amounts(own, 0));
+            account.shared((amounts(3, 0), amounts(2, 0)), amounts(others, 0), before);
             account.others().input
         };
         assert_eq!(look(60, None), 60);
-        assert_eq!(look(50, Some(1)), 50, "they had reserved more than they used");
+        assert_eq!(look(50, Some(2)), 50, "they had reserved more than they used");
         assert_eq!(look(0, None), 50, "this gateway's own field is gone, and theirs with it");
-        assert_eq!(look(20, Some(1)), 50, "one of them is back");
-        assert_eq!(look(70, Some(1)), 70);
+        assert_eq!(look(20, Some(2)), 50, "one of them is back");
+        assert_eq!(look(70, Some(2)), 70);
+        assert_eq!(look(30, Some(1)), 70, "it is back with what it had some time ago");
+        assert_eq!(look(35, Some(2)), 70, "and the others have yet to write theirs again");
         assert_eq!(ledger.used(&budgets[0], at(60)).input, 0, "in the next window");
     }
 

@@ -16,8 +16,8 @@ pub struct Claim {
     pub name: String,
     /// Used so far, by requests that have ended.
     pub used: Amounts,
-    /// No look came before it: what the broker has of this gateway, by an earlier process of it, stands.
-    pub is_first: bool,
+    /// What the last look wrote; `None` before the first, by which what an earlier process of this gateway wrote stands.
+    pub written: Option<Amounts>,
     /// When it may be dropped, in seconds since 1970.
     pub until: i64,
     /// How far it would go, where that was asked, ...
@@ -92,7 +92,7 @@ impl TenantLimiter {
                     name,
                     used: account.used,
                     own: account.own(),
-                    is_first: account.is_unknown(),
+                    written: account.written(),
                     until,
                     wish: wishes.map(|(asked, levels)| Wish { levels, until: leased, asked }),
                     is_pressing: account.is_asked(),
@@ -110,7 +110,7 @@ impl TenantLimiter {
         self.with_ledger(&claim.tenant, claim.key.as_deref(), |ledger| {
             let accounts = ledger.accounts().iter_mut();
             for account in accounts.filter(|account| account.name() == claim.account) {
-                account.shared(claim.own, others.taken, before);
+                account.shared((claim.own, claim.used), others.taken, before);
                 if let Some(Wish { levels, until, asked }) = claim.wish {
                     account.granted(claim.own, (asked, levels), others.claimed, until);
                 }

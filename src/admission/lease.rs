@@ -32,6 +32,8 @@ pub type ByKind = [u64; Kind::ALL.len()];
 pub(super) struct Lease {
     /// What the others know of this gateway, and what they had taken, at the last look.
     pub(super) look: Option<(Amounts, Amounts)>,
+    /// What the broker has this gateway's ended requests have used, by the last look.
+    pub(super) written: Option<Amounts>,
     parts: [Part; Kind::ALL.len()],
     /// In seconds since 1970.
     until: i64,

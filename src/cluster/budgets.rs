@@ -42,7 +42,7 @@ pub(super) async fn look(
         for claim in claims {
             let key = format!("{}:budget:{}", at.cluster, claim.name);
             asking.cmd("HGETALL").arg(&key);
-            let writing = if claim.is_first { "HSETNX" } else { "HSET" };
+            let writing = if claim.written.is_none() { "HSETNX" } else { "HSET" };
             asking.cmd(writing).arg(&key).arg(at.field).arg(written(&claim.used)).ignore();
             asking.cmd("EXPIREAT").arg(&key).arg(claim.until.saturating_add(KEPT)).ignore();
             let key = format!("{}:budget-lease:{}", at.cluster, claim.name);
@@ -87,8 +87,9 @@ fn take_in(
     for (gateway, text) in taken {
         let Some(amounts) = read(text).map(amounts) else { continue };
         if gateway == at.field.as_bytes() {
-            // Only another gateway of this name writes more than this one has used.
-            if !claim.is_first && amounts != amounts.each(claim.used, u64::min) {
+            // Only another gateway of this name writes more than this one has. Engine time is corrected, so this one may have used less since.
+            let most = claim.written.map(|written| written.each(claim.used, u64::max));
+            if most.is_some_and(|most| amounts.each(most, u64::max) != most) {
                 note_twin(at);
             }
             before = Some(amounts);
