@@ -68,7 +68,7 @@ impl Identity {
     }
 
     /// Spreads keys over replicas: ranks of one URL are told apart.
-    pub(super) fn hash(&self) -> u64 {
+    pub fn hash(&self) -> u64 {
         match self.rank {
             Some(rank) => rendezvous::identity(0, format!("{}#{}", self.url, rank.index).as_bytes()),
             None => self.of_url(),

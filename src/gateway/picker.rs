@@ -294,6 +294,12 @@ impl Place<'_> {
         };
         let mut pick = asking.take(judged, scene, weighed, now)?;
         if let Some(prefill) = &prefill {
+            if prefill.replica.identity.hash() == pick.replica.identity.hash() {
+                // Another request had the one that was quoted. This one has nothing to fetch from itself.
+                let chain = request.prompt.chain.hashes();
+                [prefill, &pick].iter().for_each(|place| place.assignment.withdrawn(chain));
+                return None;
+            }
             // Of the replica that computes the prompt.
             pick.decision.predicted_hit = prefill.decision.predicted_hit;
         }

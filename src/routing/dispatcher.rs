@@ -102,8 +102,8 @@ impl Dispatcher {
         if ask.queues_late && candidates.iter().any(is_open) {
             candidates.retain(|one| is_open(one));
         }
-        // A policy without prices would go on where the last transfer was lost.
-        if let Some(elsewhere) = ask.elsewhere.filter(|_| !policy.predicts()) {
+        // Without prices a policy would go on where the last transfer was lost.
+        if let Some(elsewhere) = &ask.elsewhere {
             let is_linked = |one: &Candidate<'_>| !elsewhere.is_avoided(one.identity);
             if candidates.iter().any(|one| is_linked(one) && !ask.tried.contains(one.slot)) {
                 candidates.retain(is_linked);

@@ -6,9 +6,9 @@
 //! nothing yet has no costs worth comparing: its replicas take turns.
 
 use std::cmp::Reverse;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicUsize;
 
-use super::{Choice, Eligible, LeastLoaded, Policy, Reason};
+use super::{Choice, Eligible, LeastLoaded, Policy, Reason, turn};
 use crate::config::PolicyName;
 use crate::routing::score::tolerance;
 use crate::routing::{Query, rendezvous};
@@ -18,7 +18,7 @@ use crate::units::Tokens;
 #[derive(Debug, Default)]
 pub struct Latency {
     /// Stands in for the root of prompts that have none, so that they do not all tie to one replica.
-    turn: AtomicU64,
+    turn: AtomicUsize,
     untaught: LeastLoaded,
 }
 
@@ -35,11 +35,8 @@ impl Policy for Latency {
         if !query.model.pool.is_taught() && !query.aim.has_answers {
             return self.untaught.choose(query, eligible);
         }
-        let key = query
-            .ask
-            .session
-            .or(query.ask.prompt.root())
-            .unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
+        let key =
+            query.ask.session.or(query.ask.prompt.root()).unwrap_or_else(|| turn(&self.turn, query) as u64);
         let (first, cheapest) = eligible.iter().min_by(|(_, a), (_, b)| a.cost.total_cmp(&b.cost))?;
         let enough = cheapest.cost + tolerance(cheapest.ttft);
         let (mut near, mut best) = (0, None);

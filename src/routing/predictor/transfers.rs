@@ -146,15 +146,17 @@ impl Links<'_> {
     pub fn seconds(&self, decode: u64, tokens: Tokens) -> f64 {
         let transfer = dot(&self.book.rates, &causes(tokens));
         match self.book.pairs.get(&(self.prefill, decode)) {
-            Some(state) if state.is_avoided(self.now) => transfer + MAX_SPAN.as_secs_f64(),
+            _ if self.is_avoided(decode) => transfer + MAX_SPAN.as_secs_f64(),
             Some(state) if state.has_worked => transfer,
             _ => transfer + prices::HANDSHAKE_SHARE * self.book.handshake,
         }
     }
 
-    /// Whether its last transfer to a replica failed, a short while ago, or one that is under way is late.
+    /// Whether its last transfer to a replica failed, a short while ago, or one that is under way is late. A replica of both pools has
+    /// nothing to fetch from itself.
     pub fn is_avoided(&self, decode: u64) -> bool {
-        self.book.pairs.get(&(self.prefill, decode)).is_some_and(|state| state.is_avoided(self.now))
+        let state = || self.book.pairs.get(&(self.prefill, decode));
+        decode == self.prefill || state().is_some_and(|state| state.is_avoided(self.now))
     }
 }
 
@@ -209,6 +211,7 @@ mod tests {
         assert!(!is_avoided(15) && is_avoided(16));
         drop(second);
         assert!(!is_avoided(16));
+        assert!(transfers.from(2, at(16)).is_avoided(2), "itself");
     }
 
     #[test]

@@ -20,10 +20,15 @@ const PARAMS: &str =
 
 /// What the prefill replica answers.
 fn computed() -> Vec<Step> {
+    computed_by("e1")
+}
+
+fn computed_by(engine: &str) -> Vec<Step> {
+    let params = PARAMS.replace("e1", engine);
     wire::json(
         200,
         &format!(
-            r#"{{"id":"p","usage":{{"prompt_tokens":40,"completion_tokens":1,"prompt_tokens_details":{{"cached_tokens":32}}}},"kv_transfer_params":{PARAMS}}}"#
+            r#"{{"id":"p","usage":{{"prompt_tokens":40,"completion_tokens":1,"prompt_tokens_details":{{"cached_tokens":32}}}},"kv_transfer_params":{params}}}"#
         ),
     )
 }
@@ -113,6 +118,35 @@ fn total(gateway: &Gateway, family: &str, label: &str) -> u64 {
 fn prefill_ended(gateway: &Gateway, outcome: &str) -> u64 {
     let labels = [r#"pool="prefill""#, &format!("outcome=\"{outcome}\"")];
     gateway.sum("tokenway_replica_requests_total", &labels) as u64
+}
+
+/// A pool may name all of the fleet's engines, and so may the other one.
+#[tokio::test]
+async fn a_replica_of_both_pools_fetches_nothing_from_itself() {
+    for policy in [PolicyName::Latency, PolicyName::RoundRobin] {
+        let [one, two] = Replica::several().await;
+        for replica in [&one, &two] {
+            let (first, decoded) = (computed_by(&replica.name()), wire::chat_stream(&["a"]));
+            replica.answers(move |request| match request.text().contains(r#""do_remote_decode":true"#) {
+                true => first.clone(),
+                false => decoded.clone(),
+            });
+        }
+        let mut config = configured(&[&one, &two], &[&one, &two], keys(PrefillWhen::Always));
+        config.routes[0].policy = policy;
+        let gateway = Gateway::start(config).await;
+        for n in 0..12 {
+            let body = CHAT.replace("hi", &format!("{n}"));
+            assert_eq!(gateway.post(PATH, &body).await.status(), 200);
+            gateway.idle().await;
+        }
+        let fetched_from = |by: &Replica, from: &Replica| {
+            let engine = format!(r#""remote_engine_id":"{}""#, from.name());
+            by.received().iter().filter(|request| request.text().contains(&engine)).count()
+        };
+        assert_eq!([&one, &two].map(|replica| fetched_from(replica, replica)), [0; 2], "{policy:?}");
+        assert_eq!(fetched_from(&one, &two) + fetched_from(&two, &one), 12, "{policy:?}");
+    }
 }
 
 /// The client's body with the object of the prefill answer.
