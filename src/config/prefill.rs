@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::check::codec::{NAMED, Word};
 use super::check::section::Section;
 use super::declare::{Declared, section};
-use super::{PolicyName, Pool, WeightedPool};
+use super::{EngineKind, PolicyName, Pool, WeightedPool};
 use crate::labels::labels;
 
 section! {
@@ -76,6 +76,17 @@ labels! {
         Shared = "shared",
         /// Both requests at once, with `bootstrap_*`.
         Sglang = "sglang",
+    }
+}
+
+impl Connector {
+    /// Whether this engine does not know how KV moves by it; `false` where that is its operator's affair.
+    pub(super) fn is_unknown_to(self, engine: EngineKind) -> bool {
+        match self {
+            Self::Nixl => matches!(engine, EngineKind::Sglang | EngineKind::Triton | EngineKind::Torchserve),
+            Self::Shared => false,
+            Self::Sglang => engine != EngineKind::Sglang,
+        }
     }
 }
 

@@ -131,6 +131,10 @@ fn prompts_that_only_some_compute_apart_are_a_warning() {
     let prefill = |keys: &str| format!("[route.prefill]\npool = \"f\"\n{keys}");
     let computes = "the canary of route \"m\" computes its prompts itself";
     let rooms = "connector sglang: engine of pool \"d\" is vllm";
+    let warning = "connector nixl: engine of pool \"d\" is sglang, which fetches no KV by it";
+    let sglang =
+        format!("{pools}{route}{}", prefill("")).replace("name = \"d\"", "name = \"d\"\nengine = \"sglang\"");
+    assert!(warns(&sglang, warning), "{sglang}");
     for (text, expected) in [
         (format!("{pools}{route}{canary}{}", prefill("")), [true, false]),
         (format!("{pools}{route}{canary}{}", prefill("when = \"never\"\n")), [false, false]),

@@ -7,9 +7,7 @@
 use std::collections::HashMap;
 
 use crate::config::diagnostics::Fault;
-use crate::config::{
-    Config, Connector, EngineKind, Jwks, PolicyName, PrefillWhen, Route, Routing, Slo, Tenant, Timeouts,
-};
+use crate::config::{Config, Jwks, PolicyName, PrefillWhen, Route, Routing, Slo, Tenant, Timeouts};
 
 use super::section::Section;
 
@@ -188,13 +186,14 @@ impl Lint<'_, '_> {
                 "set prefill = { when = \"never\", … } while revisions change: KV moves within one revision";
             self.warn("route", at, &["canary", "prefill"], message, hint);
         }
-        let mut others =
-            self.config.pools_of(route).chain([computes]).filter(|pool| pool.engine != EngineKind::Sglang);
-        if let Some(other) = others.next().filter(|_| prefill.connector == Connector::Sglang) {
-            let (name, engine) = (&other.name, other.engine.as_str());
-            let message =
-                format!("connector sglang: engine of pool \"{name}\" is {engine}, which fetches no KV by it");
-            self.warn("route", at, &["prefill"], message, "set engine = \"sglang\", or another connector");
+        let connector = prefill.connector;
+        let mut pools = self.config.pools_of(route).chain([computes]);
+        if let Some(other) = pools.find(|pool| connector.is_unknown_to(pool.engine)) {
+            let (name, engine, connector) = (&other.name, other.engine.as_str(), connector.as_str());
+            let message = format!(
+                "connector {connector}: engine of pool \"{name}\" is {engine}, which fetches no KV by it"
+            );
+            self.warn("route", at, &["prefill"], message, "set another connector, or the engine of the pool");
         }
     }
 
