@@ -101,7 +101,7 @@ impl<'a> Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// What the best placement would mean; `None` without a replica, and where it should be held back.
+    /// What the best placement would mean; `None` without a replica.
     pub(super) fn quote(&self, now: Stamp) -> Option<Quote> {
         self.ask(true, now, |judged, _| judged.quote()).flatten()
     }

@@ -30,7 +30,7 @@ pub struct Quote {
     pub uncached: Tokens,
 }
 
-/// What two pools offer one request. A quote is absent where there is no replica, or where the request should be held back.
+/// What two pools offer one request. A quote is absent where there is no replica.
 pub trait Offers {
     /// To compute its prompt and to decode it.
     fn together(&self) -> Option<Quote>;
@@ -117,8 +117,7 @@ pub fn weigh(offers: &impl Offers, rule: &Rule<'_>, tokens: Tokens, now: Stamp) 
     Choice::together(ways, reason)
 }
 
-/// Whether two legs cost less, by more than predictions err. Where nothing is held back, a wait for streams here (`None`) is a
-/// reason to go.
+/// Whether two legs cost less, by more than predictions err, or there is no replica here.
 fn cheaper(here: Option<&Quote>, apart: &ApartCost) -> (bool, &'static str) {
     let is_cheaper = |here: &Quote| apart.total() + priors::JITTER.max(MARGIN * here.cost) < here.cost;
     (here.is_none_or(is_cheaper), "cost")
