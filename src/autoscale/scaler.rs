@@ -54,8 +54,9 @@ pub struct Scaler {
     past: VecDeque<(f64, usize)>,
     /// (seconds, waiting), rising: the head is the least of late.
     waiting: VecDeque<(f64, f64)>,
-    /// The same of predicted TTFT over its bound.
+    /// The same of predicted TTFT over its bound, and of what the model finds needed.
     pressure: VecDeque<(f64, f64)>,
+    modelled: VecDeque<(f64, f64)>,
     /// Means over about a minute.
     running: Mean,
     explained: Mean,
@@ -225,6 +226,7 @@ impl Scaler {
         // One more than is allowed says that what is allowed is not enough.
         let most = (most_replicas + 1).saturating_mul(per_replica);
         let (by_model, limit) = needed(&judged, typical.round_trip, most);
+        let by_model = windowed_min(&mut self.modelled, now, by_model as f64) as usize;
         let serving = ready.iter().map(|engine| engine.share.clamp(0.0, 1.0)).sum::<f64>();
         // What the model does not know shows in the prediction: more than is there, at most twice as much at a time.
         let pressure = match (strictest, load.predicted_ttft) {
@@ -234,10 +236,15 @@ impl Scaler {
         let pressure = windowed_min(&mut self.pressure, now, pressure).min(MAX_STEP);
         let by_ttft = if pressure > 1.0 { (serving * pressure).ceil() as usize } else { 0 };
         let engines = by_model.max(by_ttft).min(most);
-        // A gateway that waits for CPU takes its own lateness for that of engines.
-        let believed = (serving * MAX_STEP).ceil().max(1.0) as usize;
-        let is_doubted = load.is_starved && engines > believed;
-        let engines = if is_doubted { believed } else { engines };
+        // A gateway that waits for CPU takes its own lateness for that of engines, and takes in fewer requests than come.
+        let believed = if load.is_starved {
+            let (least, most) = (serving.ceil() as usize, (serving * MAX_STEP).ceil().max(1.0) as usize);
+            engines.clamp(least.min(most), most)
+        } else {
+            engines
+        };
+        let is_doubted = believed != engines;
+        let engines = believed;
         let replicas = engines.div_ceil(per_replica);
         answer.reason = if by_ttft > by_model {
             format!(
@@ -251,7 +258,7 @@ impl Scaler {
             format!("{:.2} requests a second need {replicas}: with fewer {}", judged.rate, limit.as_str())
         };
         if is_doubted {
-            answer.reason.push_str("; the gateway itself waits for CPU: no more than twice what serves");
+            answer.reason.push_str("; the gateway itself waits for CPU: from what serves to twice that");
         }
         answer.needed_replicas = replicas;
         answer.terms.load = Some(judged);

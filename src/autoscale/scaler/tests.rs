@@ -294,6 +294,29 @@ fn others_requests_stay_as_long_as_ours_and_prompts_in_computation_are_no_others
 }
 
 #[test]
+fn what_was_learned_for_a_moment_asks_for_nothing() {
+    let mut pool = Pool::new(4, Scale::default());
+    let calm = *pool.settle(8).last().unwrap();
+    let usual = pool.load.typical;
+    pool.load.typical = Some(Typical { prefill: 4.0, ..typical() });
+    assert_eq!(pool.run(12, 8), [calm; 12]);
+    pool.load.typical = usual;
+    assert_eq!(pool.run(30, 8), [calm; 30]);
+    pool.load.typical = Some(Typical { prefill: 0.4, ..typical() });
+    assert!(pool.run(20, 8)[19] > calm);
+}
+
+#[test]
+fn a_gateway_that_waits_for_cpu_asks_for_no_fewer_than_serve() {
+    let mut pool = Pool::new(6, Scale::default());
+    pool.load.is_starved = true;
+    let wanted = pool.settle(1);
+    assert_eq!(wanted.last(), Some(&6), "it takes in fewer than come");
+    pool.load.is_starved = false;
+    assert!(*pool.settle(1).last().unwrap() < 6);
+}
+
+#[test]
 fn bounds_hold_whatever_comes() {
     let scale = Scale { min_replicas: 2, max_replicas: 5, ..Scale::default() };
     let mut pool = Pool::new(2, scale);

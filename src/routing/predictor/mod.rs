@@ -365,6 +365,30 @@ mod tests {
     }
 
     #[test]
+    fn of_four_replicas_a_slow_one_takes_its_own_speed_from_what_they_serve() {
+        let model = PoolModel::new(4);
+        for second in 0..300 {
+            for slot in 0..4 {
+                let times = if slot == 3 { 40 } else { 1 };
+                model.observe(slot, &sample(1000, Duration::from_millis(50 * times), at(second)));
+                model.observe_paces(
+                    slot,
+                    at(second),
+                    &[Pace { per_token: 0.02 * times as f64, context: 1000 }],
+                );
+            }
+        }
+        let typical = |slots: std::ops::Range<usize>| {
+            let mean = MeanRequest { work: work(1000), prompts: 0.0 };
+            let found = model.typical(&mean, slots.map(|slot| (slot, None)), at(300)).unwrap();
+            [found.prefill, found.step + found.per_sequence]
+        };
+        for (all, fast) in typical(0..4).into_iter().zip(typical(0..3)) {
+            assert!((1.2..1.4).contains(&(all / fast)), "{all} {fast}");
+        }
+    }
+
+    #[test]
     fn a_typical_request_has_as_much_of_an_answer_as_the_mean_one() {
         let model = PoolModel::new(1);
         teach(&model, 0, 500, 20);

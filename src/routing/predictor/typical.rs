@@ -31,7 +31,8 @@ pub struct Typical {
 }
 
 impl PoolModel {
-    /// The mean over replicas for such a request. Each replica is given as its slot and the tokens in the context of one
+    /// The mean over replicas for such a request, of each as much as it serves: speeds add up, and one that is many times slower takes hardly
+    /// any of the work. Each replica is given as its slot and the tokens in the context of one
     /// of its running sequences, where that is known. `None` before any answer.
     pub fn typical(
         &self,
@@ -48,24 +49,24 @@ impl PoolModel {
         let MeanRequest { work, prompts } = mean;
         // Lengths are learned of answers that are decoded.
         let output = 1.0 + (1.0 - prompts) * (view.answers.output - 1.0).max(0.0);
-        let (mut sum, mut count) = (Typical::default(), 0.0);
+        let (mut sum, mut count, mut speed, mut pace) = (Typical::default(), 0.0, 0.0, 0.0);
         for (slot, context) in replicas {
             let own = self.estimate(slot, now);
             let context = context.unwrap_or(work.tokens as f64 + output / 2.0);
-            sum.prefill += if computes { own.slowness * view.work(work) } else { 0.0 };
-            sum.step += own.step(0);
-            sum.per_sequence += own.sequence(&view, context);
+            let of_steps = 1.0 / own.step(0);
+            (speed, pace) = (speed + 1.0 / own.slowness, pace + of_steps);
+            sum.per_sequence += of_steps * own.sequence(&view, context);
             sum.round_trip += own.round_trip;
             count += 1.0;
         }
-        let of = |sum: f64| if count > 0.0 { (sum / count).max(0.0) } else { 0.0 };
+        let of = |sum: f64, weight: f64| if weight > 0.0 { (sum / weight).max(0.0) } else { 0.0 };
         let typical = Typical {
             uncached: work.tokens as f64,
             output,
-            prefill: of(sum.prefill),
-            step: of(sum.step),
-            per_sequence: of(sum.per_sequence),
-            round_trip: of(sum.round_trip),
+            prefill: if computes { of(count * view.work(work), speed) } else { 0.0 },
+            step: of(count, pace),
+            per_sequence: of(sum.per_sequence, pace),
+            round_trip: of(sum.round_trip, count),
         };
         let all = [typical.prefill, typical.step, typical.per_sequence, typical.output];
         (count > 0.0 && all.iter().all(|figure| figure.is_finite())).then_some(typical)
