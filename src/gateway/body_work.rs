@@ -112,6 +112,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc;
 
+    use parking_lot::Mutex;
     use tokio_util::task::TaskTracker;
 
     use super::*;
@@ -124,12 +125,22 @@ mod tests {
     async fn a_tenant_with_many_bodies_waits_for_itself() {
         let (work, tasks) = (BodyWork { medium: Threads::new(1), ..BodyWork::default() }, TaskTracker::new());
         let (done, order) = mpsc::channel();
+        // The first one is at work until all have come.
+        let (all_came, begins) = mpsc::channel::<()>();
+        let begins = Arc::new(Mutex::new(begins));
         for name in ["many", "many", "many", "many", "one"] {
             let (work, done, tenant) = (work.clone(), done.clone(), Arc::from(name));
+            let begins = Arc::clone(&begins);
             tasks.spawn(async move {
-                work.run(&tenant, MAX_INLINE + 1, move || done.send(name).unwrap()).await.unwrap();
+                let body = move || {
+                    let _ = begins.lock().recv();
+                    done.send(name).unwrap();
+                };
+                work.run(&tenant, MAX_INLINE + 1, body).await.unwrap();
             });
         }
+        tokio::task::yield_now().await;
+        drop(all_came);
         tasks.close();
         tasks.wait().await;
         let order: Vec<_> = order.try_iter().collect();
