@@ -44,6 +44,8 @@ pub(super) struct Stakes<'a> {
     /// Seconds between two tokens; infinite where unbounded. And the share of a stream's bound that one longer gap uses up.
     gap: f64,
     per_gap: f64,
+    /// The most of it that one prefill may use up: all, where another pool could compute the prompt instead.
+    most_gaps: f64,
     /// The longest hit, and the share of computing what is lacking of it that others will use.
     longest: Tokens,
     used_by_others: f64,
@@ -61,12 +63,13 @@ impl<'a> Stakes<'a> {
             .iter()
             .last()
             .map_or((0, f64::INFINITY), |(percent, bound)| (percent, bound.as_secs_f64()));
-        let allowed = (1.0 - f64::from(percent) / 100.0) * pool.answers.output;
+        let per_gap = 1.0 / (1.0 + (1.0 - f64::from(percent) / 100.0) * pool.answers.output);
         Self {
             query,
             pool,
             gap,
-            per_gap: 1.0 / (1.0 + allowed),
+            per_gap,
+            most_gaps: if query.ask.is_quote { 1.0 } else { per_gap },
             usual: query.model.pool.average.slowness.load(),
             standing: query.model.backlog.standing.load(),
             waited: query.aim.waited.as_secs_f64(),
@@ -138,7 +141,8 @@ impl<'a> Stakes<'a> {
         let running = float(load.decoding()) + candidate.foreign.running();
         let slower = running * steps.added / self.tpot;
         // Those there are taken to be bound as this one is.
-        terms.stalled = running * self.per_gap * (terms.prefill / self.gap - 1.0).clamp(0.0, 1.0);
+        let gaps = terms.prefill / self.gap - 1.0;
+        terms.stalled = running * fast_max(self.per_gap * gaps, 0.0).min(self.most_gaps);
         terms.slowed = self.pool.answers.goes_on * (slow.price() + slower * slow.slope());
         // Streams that lose their bound by the steps alone lose it once, ...
         terms.harm = self.harm(candidate, &terms, &load, estimate.step(load.context)) * (1.0 - slow.chance);
