@@ -72,6 +72,9 @@ pub struct Plan {
     /// Most gateways at a time that have judged this step; 0 where none has heard of another.
     #[serde(default)]
     pub gateways: u32,
+    /// An operator has said that its pool's pods are its own, though another revision was rolled back there.
+    #[serde(default)]
+    pub owns_pods: bool,
 }
 
 impl Plan {
@@ -282,6 +285,8 @@ impl Plan {
         if other.is_lost() {
             return false;
         }
+        // That is so of the revision, whatever was decided since.
+        self.owns_pods |= other.owns_pods;
         if ours == theirs && !self.is_lost() {
             self.acts = self.acts.max(other.acts);
             self.soaked = self.soaked.max(other.soaked);
@@ -291,7 +296,8 @@ impl Plan {
         if holds {
             let kept =
                 if self.is_in_step_of(other) { [self.answers, self.answers_elsewhere] } else { [0; 2] };
-            *self = Self { answers: kept[0], answers_elsewhere: kept[1], ..other.clone() };
+            let owns_pods = self.owns_pods;
+            *self = Self { answers: kept[0], answers_elsewhere: kept[1], owns_pods, ..other.clone() };
         }
         holds
     }

@@ -129,6 +129,33 @@ fn a_breach_that_one_gateway_sees_stops_the_canary_at_the_one_that_sees_nothing(
 }
 
 #[test]
+fn a_canary_that_waits_for_its_pods_begins_at_all_gateways_where_it_is_resumed_at_one() {
+    let (broker, old, new) = (Broker::start(), Fleet::start(&[]), Fleet::start(&[]));
+    let folder = TempDir::new().unwrap();
+    let group = |(at, url): (usize, &String)| serde_json::json!({ "targets": [url], "labels": { "__meta_kubernetes_pod_uid": format!("u{at}") } });
+    let pods: Vec<_> = new.urls.iter().enumerate().map(group).collect();
+    std::fs::write(folder.path().join("pods.json"), serde_json::json!(pods).to_string()).unwrap();
+    let discovered = "[]\nfile = \"pods.json\"";
+    let file = clustered(file_of(folder.path(), &old, discovered, STEPS), &broker);
+    let gateways = [Gateway::ready_with(&file), Gateway::ready_with(&file)];
+    let serves =
+        |canary: &serde_json::Value| canary["weight"] == 50.0 && canary["soaked"].as_f64() > Some(0.0);
+    gateways.iter().for_each(|gateway| _ = wait_for("the first revision serves", gateway, serves));
+    assert_eq!(act(&gateways[0], "rollback").0, 200);
+    gateways.iter().for_each(|gateway| _ = is_rolled_back(gateway));
+    let text = std::fs::read_to_string(&file).unwrap();
+    replace(&file, &text.replace("revision = \"r2\"", "revision = \"r3\""));
+    for gateway in &gateways {
+        wait_for("it waits", gateway, |canary| {
+            canary["reason"].as_str().unwrap().contains("waits for replicas")
+        });
+    }
+    assert_eq!(act(&gateways[0], "resume").0, 200);
+    gateways.iter().for_each(|gateway| _ = wait_for("the next one serves", gateway, serves));
+    gateways.into_iter().for_each(stop_gateway);
+}
+
+#[test]
 fn a_gateway_whose_state_is_lost_gives_the_canary_nothing_until_another_knows_better() {
     let (mut broker, old, new) = (Broker::start(), Fleet::start(&[]), Fleet::start(&[]));
     let folders = [TempDir::new().unwrap(), TempDir::new().unwrap()];

@@ -195,6 +195,10 @@ impl Rollout {
 
     /// Looks whether its replicas are those of a revision that was rolled back: the next one is not judged by them.
     pub(super) fn look_for_earlier(&mut self, fleet: &[ReplicaStatus]) {
+        if self.plan.owns_pods {
+            self.rolled_back.iter_mut().for_each(|former| former.processes.clear());
+            self.earlier = Earlier::default();
+        }
         let awaited = self.earlier.awaited(&self.pool, fleet);
         let (route, revision) = (&self.route, &self.revision);
         match (&self.awaited, &awaited) {
@@ -212,11 +216,8 @@ impl Rollout {
         if self.plan.act(action, now)? {
             self.forget();
         }
-        if action == Action::Resume && self.awaited.take().is_some() {
-            // They were there before the verdict on another revision, and are its own.
-            self.rolled_back.iter_mut().for_each(|former| former.processes.clear());
-            self.earlier = Earlier::default();
-        }
+        // Who was there before the verdict on another revision is its own.
+        self.plan.owns_pods |= action == Action::Resume && self.awaited.take().is_some();
         self.is_dirty = true;
         Ok(())
     }
@@ -250,8 +251,9 @@ impl Rollout {
                 self.judge.begin_step();
             }
         } else {
-            self.is_dirty |= plan.acts != self.plan.acts;
-            (self.plan.acts, self.plan.soaked) = (plan.acts, plan.soaked);
+            self.is_dirty |= (plan.acts, plan.owns_pods) != (self.plan.acts, self.plan.owns_pods);
+            (self.plan.acts, self.plan.soaked, self.plan.owns_pods) =
+                (plan.acts, plan.soaked, plan.owns_pods);
         }
         self.elsewhere = Elsewhere::of(views, &self.plan);
         self.plan.answers_elsewhere = self.elsewhere.answers;
@@ -885,6 +887,37 @@ mod tests {
             let is_named = rollout.view().reason.contains("ITL");
             assert_eq!(is_named, expected.len() == 1, "{}", rollout.view().reason);
         }
+    }
+
+    #[test]
+    fn a_canary_that_waits_for_its_pods_begins_at_all_gateways_where_it_is_resumed_at_one() {
+        let config = config("");
+        let route = &config.routes[0];
+        let pod = ReplicaStatus {
+            pool: "b".into(),
+            instance: Some("u1".into()),
+            state: ReplicaState::Ready,
+            ..ReplicaStatus::default()
+        };
+        let fleet = [pod];
+        let before = Former { identity: "r1".into(), acts: 5, processes: Process::of_pool("b", &fleet) };
+        let saved = Saved { rolled_back: vec![before], ..Saved::default() };
+        let start = |saved| {
+            let mut rollout = Rollout::new(&config, route, route.canary.as_ref().unwrap(), saved).unwrap();
+            rollout.look_for_earlier(&fleet);
+            rollout
+        };
+        let [mut here, mut there] = [saved.clone(), saved].map(|saved| start(Some(saved)));
+        assert_eq!([here.shares()[0], there.shares()[0]], [0; 2]);
+        here.act(Action::Resume, 9).unwrap();
+        let hears = |rollout: &mut Rollout, other: &Rollout| {
+            rollout.hear(Some(&[Shown { text: other.shown(), is_alive: true }]));
+            rollout.advance(1.0, 0, Duration::from_millis(250), &fleet);
+        };
+        hears(&mut there, &here);
+        hears(&mut here, &there);
+        let shares = |rollout: &Rollout| (rollout.shares()[0], start(Some(rollout.save())).shares()[0]);
+        assert_eq!([shares(&here), shares(&there)], [(1000, 1000); 2], "over a restart as well");
     }
 
     /// An answer as it should be.
