@@ -212,7 +212,7 @@ impl Asking<'_> {
         }
         replica.chosen(now);
         let fill = misses_cache.then(|| CacheFill::begin(&replica, now.after(longest_fill)));
-        let (warmth, is_alone) = (&replica.health.warmth, replica.target.load.inflight() <= 1);
+        let warmth = &replica.health.warmth;
         let (is_cold, is_filling) = (warmth.is_cold(now), warmth.has_filled_since(now));
         let summary = assignment.decision.summary(predicted_from);
         Some(Box::new(Pick {
@@ -223,7 +223,6 @@ impl Asking<'_> {
                 weighed,
                 is_cold,
                 is_filling,
-                is_alone,
                 longest_fill,
                 waited: now.since(request.read),
                 ..summary

@@ -33,7 +33,7 @@ pub struct DecisionSummary {
     pub longest_fill: Duration,
     /// The same while its stream was decoded: what stalls it is none either.
     pub is_filling_beside: bool,
-    /// Nothing else ran at the chosen replica: how many share its steps is no cause of their pace.
+    /// Nothing else was in flight at the chosen replica until its stream ended: how many share its steps is no cause of their pace.
     pub is_alone: bool,
     /// The best candidates and the chosen one, cheapest first; empty where the policy does not predict, and for most requests
     /// under high load.

@@ -176,9 +176,10 @@ impl StreamPump {
         self.reader.timeline.finish(now, output, |gaps| {
             sink.gaps(&Gaps { is_filling, ..gaps }, &self.pick, bytes_per_event);
         });
+        let is_alone = !self.is_continued && self.pick.assignment.is_alone();
         let (timeline, record) = (&self.reader.timeline, sink.record());
         if let Some(decision) = &mut record.decision {
-            decision.is_filling_beside = is_filling;
+            (decision.is_filling_beside, decision.is_alone) = (is_filling, is_alone);
         }
         record.text_bytes = self.text_bytes();
         record.at.last_token = timeline.last_token();

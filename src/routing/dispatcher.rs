@@ -382,6 +382,11 @@ pub struct Assignment {
 }
 
 impl Assignment {
+    /// Whether nothing else was in flight at its replica since it was decided.
+    pub fn is_alone(&self) -> bool {
+        self.load.is_alone()
+    }
+
     /// When it was decided.
     pub fn at(&self) -> Stamp {
         self.load.placement.at

@@ -825,7 +825,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_canary_whose_traffic_gathers_at_one_replica_streams_that_began_alone_are_compared() {
+    fn of_a_canary_whose_traffic_gathers_at_one_replica_streams_that_ran_alone_are_compared() {
         let config = config("");
         let route = &config.routes[0];
         for (is_alone, expected) in [(false, false), (true, true)] {

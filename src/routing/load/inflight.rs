@@ -182,6 +182,11 @@ impl InflightLedger {
         id
     }
 
+    /// Whether none has entered since this one.
+    pub(super) fn is_last(&self, id: u64) -> bool {
+        self.next_id == id + 1
+    }
+
     /// What is being computed at the head of the queue, and since when.
     pub(super) fn head(&self) -> Head {
         let mut queue = self.queue();

@@ -301,6 +301,8 @@ pub struct LoadGuard {
     id: u64,
     progress: Arc<Progress>,
     is_awaiting: bool,
+    /// Nothing else was in flight there when it was decided.
+    began_alone: bool,
     /// As it was decided.
     pub(super) placement: Placement,
 }
@@ -308,13 +310,14 @@ pub struct LoadGuard {
 impl LoadGuard {
     /// Counts a request that was just decided.
     pub fn reserve(load: &Arc<ReplicaLoad>, placement: Placement) -> Self {
+        let (load_of, progress) = (Arc::clone(load), Arc::default());
         let mut guard =
-            Self { load: Arc::clone(load), id: 0, progress: Arc::default(), is_awaiting: false, placement };
+            Self { load: load_of, id: 0, progress, is_awaiting: false, began_alone: false, placement };
         if placement.is_past_engine {
             load.past_engine.fetch_add(1, Ordering::Relaxed);
             return guard;
         }
-        load.inflight.fetch_add(1, Ordering::Relaxed);
+        guard.began_alone = load.inflight.fetch_add(1, Ordering::Relaxed) == 0;
         load.awaiting.fetch_add(1, Ordering::Relaxed);
         load.bounded.fetch_add(u32::from(placement.tpot.is_some()), Ordering::Relaxed);
         load.tokens.fetch_add(placement.work.tokens, Ordering::Relaxed);
@@ -347,6 +350,11 @@ impl LoadGuard {
         drop(ledger);
         computed.iter().for_each(|placement| self.load.release(placement));
         true
+    }
+
+    /// Whether nothing else was in flight there since it was decided.
+    pub(super) fn is_alone(&self) -> bool {
+        self.began_alone && self.load.ledger.lock().is_last(self.id)
     }
 
     /// The engine told what it computed of the prompt.

@@ -45,6 +45,21 @@ fn what_a_decision_reads_is_two_cache_lines() {
 }
 
 #[test]
+fn a_request_is_alone_until_another_is_sent_there_or_where_none_was_left() {
+    let load = ReplicaLoad::new();
+    let first = LoadGuard::reserve(&load, placed(0, 700));
+    assert!(first.is_alone());
+    let second = LoadGuard::reserve(&load, placed(1, 50));
+    assert_eq!([&first, &second].map(LoadGuard::is_alone), [false; 2]);
+    drop(second);
+    assert!(!first.is_alone(), "for a while it was not");
+    drop(first);
+    let past = LoadGuard::reserve(&load, Placement { is_past_engine: true, ..placed(2, 50) });
+    assert!(LoadGuard::reserve(&load, placed(2, 50)).is_alone(), "beside one that no engine computes");
+    drop(past);
+}
+
+#[test]
 fn counts_from_the_decision_and_gives_back_in_two_steps() {
     let load = ReplicaLoad::new();
     let mut first = LoadGuard::reserve(&load, placed(0, 700));
