@@ -323,6 +323,7 @@ impl Replica {
             traffic_share: member.lasting_share(now),
             is_on_trial: self.is_on_trial(),
             inflight: self.target.load.own(),
+            sent: self.target.load.sent(),
             quiet: self.target.load.quiet(now),
             inflight_prompt_tokens: load.waiting.tokens,
             signals,

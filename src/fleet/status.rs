@@ -69,7 +69,9 @@ pub struct ReplicaStatus {
     pub is_on_trial: bool,
     /// In-flight requests of this gateway.
     pub inflight: u64,
-    /// How long that of them which is longest without a token has been so.
+    /// Requests that were sent there so far, those of other gateways included.
+    pub sent: u64,
+    /// How long that of those in flight which is longest without a token has been so.
     pub quiet: Duration,
     /// Uncached prompt tokens of those before their first token.
     pub inflight_prompt_tokens: u64,

@@ -162,6 +162,7 @@ pub(crate) fn status(state: ReplicaState, has_signals: bool) -> ReplicaStatus {
         traffic_share: 1.0,
         is_on_trial: false,
         inflight: 3,
+        sent: 9,
         quiet: Duration::ZERO,
         inflight_prompt_tokens: 300,
         signals: has_signals.then_some(signals),

@@ -497,9 +497,13 @@ impl Rollout {
         }
         let is_ready = |replica: &ReplicaSeen| replica.arm == Arm::Canary && replica.is_ready;
         self.is_served = self.awaited.is_none() && replicas.iter().any(is_ready);
-        let ready = fleet.iter().filter(|replica| replica.state == ReplicaState::Ready);
-        let ready: HashSet<u64> = ready.map(|replica| id(&replica.pool, &replica.replica)).collect();
-        self.spread.look(|replica| ready.contains(&replica));
+        let is_compared = |replica: &&ReplicaStatus| {
+            let is_of_route = replica.pool == self.pool || self.baseline.contains(&replica.pool);
+            is_of_route && replica.state == ReplicaState::Ready
+        };
+        let ready = fleet.iter().filter(is_compared);
+        let ready = ready.map(|replica| (id(&replica.pool, &replica.replica), replica.sent)).collect();
+        self.spread.look(&ready, passed);
         let missing = self.missing();
         if self.is_served && self.plan.soak(&self.canary, passed, missing.as_deref()) {
             self.is_dirty = true;
@@ -519,6 +523,11 @@ impl Rollout {
     /// Each of them gets over a quarter more requests than one of its baseline: prompts stop its streams more often, and more streams
     /// share its steps, whatever its revision is. What users miss by that counts all the same, as goodput.
     fn is_denser(&self) -> bool {
+        self.has_too_few() || self.spread.is_denser()
+    }
+
+    /// The same by its share, as long as no other route asks its replicas.
+    fn has_too_few(&self) -> bool {
         let [baseline, canary] = self.spread.answering();
         let [share, copied] = self.shares().map(u64::from);
         // What is copied is answered by the baseline as well.
@@ -630,10 +639,15 @@ impl Rollout {
             reason.push_str("; no replica of it is ready, so it gets no request and its soak stands still");
         } else if self.is_judged() && self.is_denser() {
             let [baseline, canary] = self.spread.answering();
+            let why = if self.has_too_few() {
+                "too few for its share"
+            } else {
+                "and get more of all routes' requests"
+            };
             let _ = write!(
                 reason,
-                "; {canary} of its replicas answer beside {baseline} of the baseline, too few for its share: ITL is not compared, and \
-                 TPOT only of streams that began alone"
+                "; {canary} of its replicas answer beside {baseline} of the baseline, {why}: ITL is not compared, and TPOT only of \
+                 streams that ran alone"
             );
         }
         if self.plan.state == RolloutState::Running
@@ -886,6 +900,30 @@ mod tests {
             );
             let is_named = rollout.view().reason.contains("ITL");
             assert_eq!(is_named, expected.len() == 1, "{}", rollout.view().reason);
+        }
+    }
+
+    #[test]
+    fn a_canary_whose_pool_serves_another_route_as_well_is_not_compared_by_the_pace_of_its_tokens() {
+        let config = config("");
+        let route = &config.routes[0];
+        for (of_another, is_named) in [(0, false), (200, true)] {
+            let mut rollout = Rollout::new(&config, route, route.canary.as_ref().unwrap(), None).unwrap();
+            rollout.plan.step = 1;
+            let mut rollout = answered_by(rollout, [1, 1]);
+            let ready = |pool: &str, sent| ReplicaStatus {
+                pool: pool.into(),
+                replica: "1".into(),
+                state: ReplicaState::Ready,
+                sent,
+                ..ReplicaStatus::default()
+            };
+            let fleet = [ready("a", 100), ready("b", 100 + of_another)];
+            assert_eq!(rollout.advance(2.0, 0, Duration::from_millis(250), &fleet), None);
+            assert_eq!(rollout.view().reason.contains("more of all routes' requests"), is_named);
+            both_answer(&mut rollout, Record { is_stream: true, ..fixture::stream() });
+            let compared = rollout.judge.compared();
+            assert_eq!(compared.iter().any(|compared| compared.measure.as_str() == "tpot"), !is_named);
         }
     }
 

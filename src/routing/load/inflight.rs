@@ -182,6 +182,11 @@ impl InflightLedger {
         id
     }
 
+    /// How many have entered.
+    pub(super) fn entered(&self) -> u64 {
+        self.next_id
+    }
+
     /// Whether none has entered since this one.
     pub(super) fn is_last(&self, id: u64) -> bool {
         self.next_id == id + 1

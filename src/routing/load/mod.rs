@@ -171,6 +171,11 @@ impl ReplicaLoad {
         u64::from(self.inflight.load(Ordering::Relaxed))
     }
 
+    /// Requests that were sent there so far, those of gateways that are followed included.
+    pub fn sent(&self) -> u64 {
+        self.ledger.lock().entered()
+    }
+
     /// Those of them that its engine has not finished, by its page.
     #[inline]
     pub(super) fn unfinished(&self) -> u64 {
