@@ -25,7 +25,7 @@ enum KeyCommand {
     Add {
         /// Name of a [[tenant]]
         tenant: String,
-        /// Its name among the keys of the tenant [default: key-1, key-2, …]
+        /// Its name among the keys of the tenant [default: key-, then digits of its digest]
         #[arg(long)]
         name: Option<String>,
         /// When it ends: a duration such as 30d, or a date such as 2026-12-31 [default: never]

@@ -140,4 +140,16 @@ mod tests {
         send(&other, &one);
         assert!(one.all().is_empty() && other.all().is_empty());
     }
+
+    #[test]
+    fn of_two_unnamed_keys_that_two_gateways_made_at_once_one_is_revoked_without_the_other() {
+        let (one, other) = (store(), store());
+        let unnamed = ApiKey { tenant: "a".into(), ..ApiKey::default() };
+        let (_, stays) = one.make(unnamed.clone()).unwrap();
+        let (_, goes) = other.make(unnamed).unwrap();
+        send(&one, &other);
+        other.revoke("a", &goes.name, 1).unwrap();
+        send(&other, &one);
+        assert_eq!([one.all(), other.all()], [[Arc::clone(&stays)], [stays]]);
+    }
 }

@@ -150,7 +150,7 @@ impl KeyStore {
         all
     }
 
-    /// Makes a key; one without a name gets the next free number. Waits for the disk.
+    /// Makes a key; one without a name is called by its digest, which no other gateway gives to another one. Waits for the disk.
     ///
     /// # Errors
     /// [`KeyError`]; nothing has changed then.
@@ -160,19 +160,20 @@ impl KeyStore {
         if keys.len() >= MAX_KEYS {
             return Err(KeyError::TooMany);
         }
-        let own = keys.values().filter(|known| known.tenant == key.tenant).map(|known| &*known.name);
-        let own: std::collections::HashSet<&str> = own.collect();
-        if key.name.is_empty() {
-            let free = (1..).map(|n| format!("key-{n}")).find(|name| !own.contains(name.as_str()));
-            key.name = free.unwrap_or_default().into();
-        } else if own.contains(&*key.name) {
-            return Err(KeyError::NameTaken { tenant: key.tenant, name: key.name });
-        }
         let mut secret = random();
         secret.truncate(SECRET_DIGITS);
         let secret = format!("{PREFIX}{secret}");
+        let digest: KeyDigest = Sha256::digest(&secret).into();
+        if key.name.is_empty() {
+            let mut digits = digits::hex_of(&digest);
+            digits.truncate(NAME_DIGITS);
+            key.name = format!("key-{digits}").into();
+        }
+        if keys.values().any(|known| (&known.tenant, &known.name) == (&key.tenant, &key.name)) {
+            return Err(KeyError::NameTaken { tenant: key.tenant, name: key.name });
+        }
         let key = Arc::new(key);
-        keys.insert(Sha256::digest(&secret).into(), Arc::clone(&key));
+        keys.insert(digest, Arc::clone(&key));
         self.write(&keys, &revoked)?;
         self.publish(keys);
         Ok((Secret::new(secret), key))
@@ -239,6 +240,8 @@ pub(super) fn bytes_of(hex: &str) -> Option<KeyDigest> {
 const PREFIX: &str = "tw-";
 /// 192 bits.
 const SECRET_DIGITS: usize = 48;
+/// Of a digest, in the name of a key that was given none: as long as an id of a container, and enough for any number of keys.
+const NAME_DIGITS: usize = 12;
 pub(super) const MAX_KEYS: usize = 200_000;
 
 #[cfg(test)]
@@ -264,7 +267,9 @@ mod tests {
         assert!(secret.reveal().starts_with("tw-") && secret.reveal().len() == 51);
         assert_eq!(keys.of(&digest), Some(Arc::clone(&made)), "in force at once");
         assert!(matches!(store.make(key("a", "ci")), Err(KeyError::NameTaken { .. })));
-        assert_eq!(&*store.make(key("b", "")).unwrap().1.name, "key-1");
+        let (secret_of_unnamed, unnamed) = store.make(key("b", "")).unwrap();
+        let hex = digits::hex_of(&Sha256::digest(secret_of_unnamed.reveal()));
+        assert_eq!(*unnamed.name, format!("key-{}", &hex[..12]));
         assert!(!std::fs::read_to_string(&file).unwrap().contains(secret.reveal()));
 
         let again = Arc::new(ApiKeys::default());

@@ -89,7 +89,7 @@ fn a_key_works_at_once_within_its_routes_and_budget_until_it_is_revoked() {
     let lines: Vec<&str> = list.lines().collect();
     assert!(lines.len() == 2 && lines[0].starts_with("team-a ci state=valid created="), "{list}");
     assert!(lines[0].ends_with(" routes=chat budget=month:requests=2"), "{list}");
-    assert!(lines[1].contains("team-a key-1 ") && lines[1].ends_with("expires=never"), "{list}");
+    assert!(lines[1].starts_with("team-a key-") && lines[1].ends_with("expires=never"), "{list}");
     assert_eq!(ask(&gateway, "sim", &key).status, 429, "what it used is kept too");
     assert_eq!(ran(&gateway, &["key", "revoke", "team-a", "ci"]), "revoked: key ci of tenant team-a");
     let gone = ask(&gateway, "sim", &key);
