@@ -190,15 +190,12 @@ impl RolloutService {
             let mut read = || read(&mut files, canary.state.as_deref()?, &route.name);
             let (saved, is_lost) =
                 kept.map_or_else(|| read().unwrap_or_default(), |kept| (Some(kept), false));
-            let is_new = saved.is_none();
             if let Some(mut rollout) = Rollout::new(config, route, canary, saved) {
-                if is_new {
-                    let is_gone = |name: &str| config.routes.iter().all(|route| *route.name != *name);
-                    let kept = files.others().map(|(name, saved)| (&**name, saved.clone()));
-                    let gone = self.gone.iter().map(|(name, saved)| (&**name, saved.clone()));
-                    let former = old.iter().map(|old| (&*old.route, old.save())).chain(gone).chain(kept);
-                    former.filter(|(name, _)| is_gone(name)).for_each(|(_, saved)| rollout.inherit(&saved));
-                }
+                let is_gone = |name: &str| config.routes.iter().all(|route| *route.name != *name);
+                let kept = files.others().map(|(name, saved)| (&**name, saved.clone()));
+                let gone = self.gone.iter().map(|(name, saved)| (&**name, saved.clone()));
+                let former = old.iter().map(|old| (&*old.route, old.save())).chain(gone).chain(kept);
+                former.filter(|(name, _)| is_gone(name)).for_each(|(_, saved)| rollout.inherit(&saved));
                 if is_lost {
                     rollout.waits();
                 }
@@ -693,6 +690,28 @@ mod tests {
         drop(hung);
         let kept = || std::fs::read_to_string(&path).is_ok_and(|text| text.contains("after-a-reload"));
         assert!(crate::background::until(Duration::from_secs(60), TICK, kept).await, "written at last");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_route_that_is_named_as_before_again_keeps_to_the_verdict_that_it_had_in_between() {
+        let named = |name: &str| {
+            let mut config = Config::clone(&config("r2"));
+            config.routes[0].name = name.into();
+            Arc::new(config)
+        };
+        let running = Running::start(&named("chat"));
+        let is_now = async |name: &str, state: &str, weight: f64| {
+            running.configs.send(named(name)).unwrap();
+            tokio::time::sleep(2 * TICK).await;
+            let canary = running.canary();
+            assert_eq!((&*canary.route, &*canary.state, canary.weight), (name, state, weight));
+        };
+        is_now("talk", "running", 50.0).await;
+        running.feed.act("talk", Action::Rollback).await.unwrap();
+        is_now("chat", "rolled_back", 0.0).await;
+        // An operator's word after that holds.
+        running.feed.act("chat", Action::Promote).await.unwrap();
+        is_now("chat", "promoted", 100.0).await;
     }
 
     #[tokio::test(start_paused = true)]

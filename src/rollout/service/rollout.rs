@@ -119,13 +119,15 @@ impl Rollout {
         })
     }
 
-    /// A verdict on the same revision holds where it was reached under a route that is gone: this one may be that by another name.
+    /// A verdict on the same revision holds where it was reached under a route that is gone, after what is known of it here: this one may
+    /// be that by another name.
     pub(super) fn inherit(&mut self, former: &Saved) {
         let is_rolled_back = former.plan.state == RolloutState::RolledBack;
         let last = is_rolled_back.then(|| Former::of(former));
         let is_it = |known: &&Former| revision_of(&known.identity) == revision_of(&self.identity);
-        let known = former.rolled_back.iter().chain(&last).filter(is_it).max_by_key(|known| known.acts);
-        if let Some(known) = known {
+        let is_later = |known: &&Former| known.acts > self.plan.acts;
+        let all = former.rolled_back.iter().chain(&last).filter(is_it);
+        if let Some(known) = all.filter(is_later).max_by_key(|known| known.acts) {
             known_bad(&mut self.plan, known.acts);
             self.processes.clone_from(&known.processes);
             self.is_dirty = true;
