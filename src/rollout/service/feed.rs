@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::api::canaries::Canary;
+use crate::clock::Stamp;
 use crate::observe::metrics::{Metrics, StreamKey};
 use crate::observe::slo::SloVerdict;
 use crate::observe::{Judgement, Tap};
@@ -41,6 +42,8 @@ pub(super) struct Watched {
 pub(super) struct Observation {
     pub(super) route: Arc<str>,
     pub(super) class: Class,
+    /// When its request came; of gaps that does not matter: they are those of now.
+    pub(super) arrived: Stamp,
     pub(super) seen: Seen,
 }
 
@@ -167,12 +170,16 @@ impl Feed {
         let by = record.turned_away.as_ref()?;
         let arm = self.arm(&record.route, &by.pool, &by.revision)?;
         let seen = Seen::TurnedAway { arm, record: Arc::clone(record) };
-        self.send(&record.route, record.class, seen);
+        self.send(record, seen);
         Some(arm)
     }
 
-    fn send(&self, route: &Arc<str>, class: Class, seen: Seen) {
-        let observation = Observation { route: Arc::clone(route), class, seen };
+    fn send(&self, record: &Record, seen: Seen) {
+        let (route, class, arrived) = (Arc::clone(&record.route), record.class, record.at.head);
+        self.send_on(Observation { route, class, arrived, seen });
+    }
+
+    fn send_on(&self, observation: Observation) {
         if self.observations.try_send(observation).is_err() {
             self.metrics.families.control.canary_dropped.inc();
         }
@@ -191,7 +198,7 @@ impl Tap for Feed {
             let replica = id(&served.pool, &served.replica);
             let has_queued = record.has_queued();
             let seen = Seen::FirstToken { arm, replica, ttft, conversation, has_queued };
-            self.send(&record.route, record.class, seen);
+            self.send(record, seen);
         }
     }
 
@@ -203,7 +210,8 @@ impl Tap for Feed {
         let gaps: Vec<_> = gaps.itl().map(|(itl, tokens)| (itl.as_secs_f64(), f64::from(tokens))).collect();
         if !gaps.is_empty() {
             let replica = id(&stream.pool, &stream.replica);
-            self.send(&stream.route, stream.class, Seen::Gaps { arm, replica, gaps });
+            let (route, seen) = (Arc::clone(&stream.route), Seen::Gaps { arm, replica, gaps });
+            self.send_on(Observation { route, class: stream.class, arrived: Stamp::default(), seen });
         }
     }
 
@@ -265,7 +273,7 @@ impl Tap for Feed {
             replica: id(&served.pool, &served.replica),
         };
         let is_unknown_model = arm == Arm::Canary && record.unserved.is_some();
-        self.send(&record.route, record.class, Seen::Ended(Box::new(ended)));
+        self.send(record, Seen::Ended(Box::new(ended)));
         if is_unknown_model {
             // A full queue of commands is on its way to the same end.
             let _ = self.commands.try_send(Command::Judge);

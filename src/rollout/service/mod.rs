@@ -181,6 +181,7 @@ impl RolloutService {
 
     /// Takes the canaries of a configuration. Those of the same revision go on; their bounds and steps are the new ones.
     fn take(&mut self, config: &Config) {
+        let now = self.seconds(self.clock.now());
         let mut old = std::mem::take(&mut self.rollouts);
         let mut files = StateFiles::default();
         for route in &config.routes {
@@ -202,7 +203,9 @@ impl RolloutService {
                 if let Some(at) = old.iter().position(|old| old.is_same(&rollout)) {
                     // Of tests that the new configuration has no more nothing is left.
                     self.show(&old[at], false);
-                    rollout.go_on(old.swap_remove(at));
+                    rollout.go_on(now, old.swap_remove(at));
+                } else {
+                    rollout.begins(now);
                 }
                 self.rollouts.push(rollout);
             }
@@ -243,13 +246,19 @@ impl RolloutService {
     }
 
     fn drain(&mut self, seen: &mut mpsc::Receiver<Observation>) {
-        let now = self.clock.now().since(self.began).as_secs_f64();
+        let now = self.seconds(self.clock.now());
         for _ in 0..MAX_QUEUED {
             let Ok(observation) = seen.try_recv() else { return };
+            let arrived = self.seconds(observation.arrived);
             if let Some(rollout) = self.rollouts.iter_mut().find(|r| r.route == observation.route) {
-                rollout.observe(now, &observation);
+                rollout.observe(now, arrived, &observation);
             }
         }
+    }
+
+    /// As rollouts count them.
+    fn seconds(&self, at: Stamp) -> f64 {
+        at.since(self.began).as_secs_f64()
     }
 
     fn advance(&mut self) {
@@ -262,7 +271,7 @@ impl RolloutService {
         self.hear(now);
         let is_any_judged = self.rollouts.iter().any(Rollout::is_judged);
         let fleet = if is_any_judged { self.fleet.statuses() } else { Vec::new() };
-        let seconds = now.since(self.began).as_secs_f64();
+        let seconds = self.seconds(now);
         let wall = milliseconds(self.clock.wall(now));
         for rollout in &mut self.rollouts {
             let (before, step) = (rollout.plan.state, rollout.plan.step);
@@ -300,11 +309,12 @@ impl RolloutService {
     fn hear(&mut self, now: Stamp) {
         let Some(topics) = &self.topics else { return };
         let mut is_any_heard = false;
+        let seconds = self.seconds(now);
         for rollout in &mut self.rollouts {
             let others = topics.others(&topic(&rollout.route), now);
             is_any_heard |= others.is_some();
             let before = rollout.plan.state;
-            if rollout.hear(others.as_deref()) {
+            if rollout.hear(seconds, others.as_deref()) {
                 if rollout.plan.state != before && !rollout.is_judged() {
                     rollout.note_processes(&self.fleet.statuses());
                     // The webhook is the one's who found it.

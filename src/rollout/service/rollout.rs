@@ -64,8 +64,19 @@ pub(super) struct Rollout {
     /// A replica of it was ready at the last look.
     is_served: bool,
     spread: Spread,
+    begun: Begun,
     /// What other gateways have seen of it.
     elsewhere: Elsewhere,
+}
+
+/// Seconds after which requests that arrive are compared: of two sides whose shares change, those that arrived before are the longer ones
+/// of one, and there are none of the other.
+#[derive(Clone, Copy, Default)]
+struct Begun {
+    /// It got its first request, or copy.
+    traffic: f64,
+    /// Its step began.
+    step: f64,
 }
 
 /// A request of the canary that went badly.
@@ -115,8 +126,19 @@ impl Rollout {
             fault: None,
             is_served: true,
             spread: Spread::default(),
+            begun: Begun::default(),
             elsewhere: Elsewhere::default(),
         })
+    }
+
+    /// It has had no request before `now` (seconds).
+    pub(super) fn begins(&mut self, now: f64) {
+        self.begun = Begun { traffic: now, step: now };
+    }
+
+    fn begin_step(&mut self, now: f64) {
+        self.begun.step = now;
+        self.judge.begin_step();
     }
 
     /// A verdict on the same revision holds where it was reached under a route that is gone, after what is known of it here: this one may
@@ -146,10 +168,11 @@ impl Rollout {
     }
 
     /// Takes over what the same revision had seen under another configuration.
-    pub(super) fn go_on(&mut self, old: Self) {
+    pub(super) fn go_on(&mut self, now: f64, old: Self) {
         self.judge = old.judge.rebound(&self.canary);
+        self.begun = old.begun;
         if self.plan.stance() != old.plan.stance() {
-            self.judge.begin_step();
+            self.begin_step(now);
         }
         (self.fleet, self.worst, self.answered) = (old.fleet, old.worst, old.answered);
         self.spread = old.spread;
@@ -232,8 +255,8 @@ impl Rollout {
         (self.fault, self.not_found) = (None, None);
     }
 
-    /// Takes in what other gateways show, `None` where that is not known; returns whether its plan is another one now.
-    pub(super) fn hear(&mut self, shown: Option<&[Shown]>) -> bool {
+    /// Takes in what other gateways show at `now` (seconds), `None` where that is not known; returns whether its plan is another one now.
+    pub(super) fn hear(&mut self, now: f64, shown: Option<&[Shown]>) -> bool {
         let mut views = shown.map(|shown| View::read_all(shown, &self.identity)).unwrap_or_default();
         let mut plan = self.plan.clone();
         for view in &mut views {
@@ -250,7 +273,7 @@ impl Rollout {
             }
             // A pause between is none of the step's answers.
             if !before.is_in_step_of(&self.plan) {
-                self.judge.begin_step();
+                self.begin_step(now);
             }
         } else {
             self.is_dirty |= (plan.acts, plan.owns_pods) != (self.plan.acts, self.plan.owns_pods);
@@ -271,8 +294,8 @@ impl Rollout {
         View::new(&self.identity, &self.plan, self.judge.evidence()).text()
     }
 
-    /// Takes what was seen, at `now` (seconds).
-    pub(super) fn observe(&mut self, now: f64, observation: &Observation) {
+    /// Takes what was seen, at `now`, of a request that had come at `arrived` (seconds).
+    pub(super) fn observe(&mut self, now: f64, arrived: f64, observation: &Observation) {
         // A follow-up that is pinned there is answered by an earlier revision.
         if !self.is_judged() || self.awaited.is_some() {
             return;
@@ -280,6 +303,7 @@ impl Rollout {
         let class = observation.class;
         self.count_answer(&observation.seen);
         match &observation.seen {
+            Seen::FirstToken { .. } if arrived < self.begun.step => {}
             Seen::FirstToken { has_queued: true, .. } if self.is_smaller() => {}
             Seen::Gaps { .. } if self.is_denser() => {}
             Seen::FirstToken { arm, replica, ttft, conversation, .. } => {
@@ -293,7 +317,14 @@ impl Rollout {
                     self.judge.observe(now, Measure::Itl, class, seen);
                 }
             }
-            Seen::Ended(ended) => self.ended(now, ended),
+            Seen::Ended(ended) => {
+                let is_of_step = arrived >= self.begun.step;
+                if arrived >= self.begun.traffic {
+                    self.compare(now, ended, is_of_step);
+                }
+                self.note_model(ended);
+                self.count(ended, is_of_step);
+            }
             Seen::TurnedAway { arm, record } => self.turned_away(now, *arm, record),
         }
     }
@@ -333,22 +364,23 @@ impl Rollout {
         }
     }
 
-    fn ended(&mut self, now: f64, ended: &Ended) {
+    /// Of a request that came in an earlier step only what went wrong counts: an answer may take longer than any step, or never come.
+    fn compare(&mut self, now: f64, ended: &Ended, is_of_step: bool) {
         let (arm, replica, record) = (ended.arm, ended.replica, &*ended.record);
         let (class, conversation, is_unary) = (record.class, record.conversation, !record.is_stream);
         let is_censored = ended.censored.is_some();
         let is_denser = self.is_denser();
         let is_of_pace = is_denser && record.dialect.generates();
         let is_of_load = is_of_pace || self.is_smaller() && record.has_queued();
-        let answer_time = ended.answer_time.filter(|_| !is_of_load);
+        let answer_time = ended.answer_time.filter(|_| is_of_step && !is_of_load);
         let decision = record.decision.as_ref();
         let is_stalled = decision.is_some_and(|decision| decision.is_filling_beside);
         let is_alone = decision.is_some_and(|decision| decision.is_alone);
-        let tpot = record.tpot().filter(|_| (!is_denser || is_alone) && !is_stalled);
+        let tpot = record.tpot().filter(|_| is_of_step && (!is_denser || is_alone) && !is_stalled);
         for (measure, value) in [
             (Measure::Ttft, ended.censored.or(answer_time)),
             (Measure::Tpot, tpot.map(|tpot| tpot.max(LEAST_TPOT).as_secs_f64())),
-            (Measure::Brevity, ended.brevity),
+            (Measure::Brevity, ended.brevity.filter(|_| is_of_step)),
         ] {
             let Some(value) = value else { continue };
             let is_censored = is_censored && measure == Measure::Ttft;
@@ -359,17 +391,15 @@ impl Rollout {
         {
             self.judge.expects(Measure::Ttft);
         }
-        for (arm, is_failed) in &ended.attempts {
+        for (arm, is_failed) in ended.attempts.iter().filter(|(_, is_failed)| is_of_step || *is_failed) {
             self.judge.attempt(now, class, *arm, conversation, *is_failed);
         }
-        if let Some(is_at_limit) = ended.is_at_limit {
+        if let Some(is_at_limit) = ended.is_at_limit.filter(|_| is_of_step) {
             self.judge.end(now, class, arm, conversation, is_at_limit);
         }
-        if let Some(is_missed) = ended.is_slo_missed {
+        if let Some(is_missed) = ended.is_slo_missed.filter(|is_missed| is_of_step || *is_missed) {
             self.judge.slo(now, class, ended.dealt, conversation, is_missed);
         }
-        self.note_model(ended);
-        self.count(ended);
     }
 
     /// A canary whose engine does not know a model that the baseline serves needs no statistics.
@@ -414,7 +444,7 @@ impl Rollout {
         (by_baseline == Some(true) && by_canary == Some(false)).then(|| unknown_model(model))
     }
 
-    fn count(&mut self, ended: &Ended) {
+    fn count(&mut self, ended: &Ended, is_of_step: bool) {
         let record = &*ended.record;
         let is_shadow = record.shadow_of.is_some();
         if is_shadow {
@@ -429,8 +459,7 @@ impl Rollout {
                 (replica, Some(*error))
             }
             None if ended.arm == Arm::Canary => {
-                // A copy may end after its step.
-                let is_of_step = is_shadow == self.plan.is_shadow(&self.canary);
+                let is_of_step = is_of_step && is_shadow == self.plan.is_shadow(&self.canary);
                 self.plan.answers += u64::from(ended.is_answered && is_of_step);
                 let Some(served) = record.served() else { return };
                 (&served.replica, ended.error)
@@ -471,6 +500,9 @@ impl Rollout {
         passed: Duration,
         fleet: &[ReplicaStatus],
     ) -> Option<String> {
+        if self.shares() == [0; 2] {
+            self.begins(now);
+        }
         if !self.is_judged() {
             return None;
         }
@@ -510,7 +542,7 @@ impl Rollout {
         if self.is_served && self.plan.soak(&self.canary, passed, missing.as_deref()) {
             self.is_dirty = true;
             if self.plan.state == RolloutState::Running {
-                self.judge.begin_step();
+                self.begin_step(now);
             }
         }
         None
@@ -754,9 +786,14 @@ const MAX_SECONDS: f64 = 1e6;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::Stamp;
     use crate::observe::fixture;
     use crate::request::class::Class;
     use crate::rollout::fixture::{canary, config};
+
+    fn observation(route: Arc<str>, class: Class, seen: Seen) -> Observation {
+        Observation { route, class, arrived: Stamp::default(), seen }
+    }
 
     /// A rollout for which these numbers of replicas of the baseline and of the canary answer. More of the baseline's are ready: of a
     /// pool that stands by.
@@ -776,11 +813,56 @@ mod tests {
                 let seen =
                     Seen::FirstToken { arm, replica, ttft: 0.25, conversation: None, has_queued: false };
                 let (route, class) = (Arc::clone(&rollout.route), Class::Short);
-                rollout.observe(1.0, &Observation { route, class, seen });
+                rollout.observe(1.0, 1.0, &observation(route, class, seen));
             }
         }
         assert_eq!(rollout.advance(1.0, 0, Duration::from_millis(250), &fleet), None);
         rollout
+    }
+
+    /// A canary that gets a larger share has young answers alone at first, and its baseline the long ones of before.
+    #[test]
+    fn what_came_before_a_step_is_not_compared_and_fails_for_its_side_all_the_same() {
+        let config = config("");
+        let route = &config.routes[0];
+        let canary = route.canary.as_ref().unwrap();
+        let mut rollout = Rollout::new(&config, route, canary, None).unwrap();
+        rollout.begins(10.0);
+        rollout.begin_step(20.0);
+        let mut end = |arrived: f64, arm: Arm, ttft: f64, is_failed: bool| {
+            let seen = Seen::FirstToken { arm, replica: 1, ttft, conversation: None, has_queued: false };
+            rollout.observe(21.0, arrived, &observation(Arc::clone(&route.name), Class::Short, seen));
+            let record = fixture::stream();
+            let ended = Ended {
+                attempts: vec![(arm, is_failed)],
+                arm,
+                dealt: arm,
+                lost: None,
+                is_answered: true,
+                censored: None,
+                answer_time: None,
+                brevity: None,
+                is_at_limit: None,
+                is_slo_missed: Some(is_failed),
+                error: None,
+                replica: 1,
+                record: Arc::new(record),
+            };
+            let seen = Seen::Ended(Box::new(ended));
+            rollout.observe(21.0, arrived, &observation(Arc::clone(&route.name), Class::Short, seen));
+        };
+        for (arrived, arm) in [(5.0, Arm::Baseline), (15.0, Arm::Baseline), (15.0, Arm::Canary)] {
+            end(arrived, arm, 9.0, true);
+            end(arrived, arm, 9.0, false);
+        }
+        [Arm::Baseline, Arm::Canary].into_iter().for_each(|arm| end(20.5, arm, 1.0, false));
+        let compared = rollout.judge.compared().remove(0);
+        assert_eq!((compared.measure, compared.percentiles), (Measure::Ttft, [[1.0; 3]; 2]));
+        for test in ["errors", "goodput"] {
+            let sides = rollout.judge.sides(test).unwrap();
+            assert_eq!(sides[0], sides[1], "{test}: one of two of either side");
+        }
+        assert_eq!((rollout.requests, rollout.plan.answers), ([5, 3], 1));
     }
 
     #[test]
@@ -797,7 +879,7 @@ mod tests {
                     let ttft = if has_queued { 0.5 } else { 0.25 };
                     let seen = Seen::FirstToken { arm, replica: 1, ttft, conversation: None, has_queued };
                     let (route, class) = (Arc::clone(&route.name), Class::Short);
-                    rollout.observe(2.0, &Observation { route, class, seen });
+                    rollout.observe(2.0, 2.0, &observation(route, class, seen));
                 }
             }
             let compared = rollout.judge.compared().remove(0);
@@ -815,7 +897,7 @@ mod tests {
         for arm in [Arm::Baseline, Arm::Canary] {
             let seen = Seen::Ended(Box::new(answered(arm, &record)));
             let (route, class) = (Arc::clone(&rollout.route), Class::Short);
-            rollout.observe(2.0, &Observation { route, class, seen });
+            rollout.observe(2.0, 2.0, &observation(route, class, seen));
         }
     }
 
@@ -889,7 +971,7 @@ mod tests {
                 };
                 for seen in [first, gaps, ended(&stream, None), ended(&text, Some(0.02 * times))] {
                     let (route, class) = (Arc::clone(&route.name), Class::Short);
-                    rollout.observe(2.0, &Observation { route, class, seen });
+                    rollout.observe(2.0, 2.0, &observation(route, class, seen));
                 }
             }
             let compared = rollout.judge.compared();
