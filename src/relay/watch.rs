@@ -287,7 +287,8 @@ impl StreamWatch {
         // Before the first token silence proves nothing: a long prefill is silent and starves the probe behind it.
         let patience = if is_decoding { inter_token / 2 } else { self.deadlines.patience };
         let is_alone = silence >= patience && others >= inter_token / 2;
-        (is_alone && self.vitals.frozen_since().is_some()).then_some(Expiry::ReplicaSilent)
+        (is_alone && (self.vitals.frozen_since().is_some() || self.vitals.is_deaf()))
+            .then_some(Expiry::ReplicaSilent)
     }
 }
 
@@ -518,6 +519,18 @@ mod tests {
         assert_eq!(found(&watch, at(12)), None, "refused once");
         vitals.refused(at(12));
         assert_eq!(found(&watch, at(12)), Some(Expiry::ReplicaSilent));
+    }
+
+    #[test]
+    fn a_stream_that_went_on_behind_a_closed_listener_has_half_of_its_deadline_to_go_on_again() {
+        let (_dog, watch, vitals, _) = watched(30);
+        vitals.refused(at(5));
+        watch.decodes(at(7));
+        vitals.progressed(at(7));
+        vitals.refused(at(10));
+        assert_eq!([11, 21].map(|now| found(&watch, at(now))), [None, None], "it drains");
+        vitals.refused(at(21));
+        assert_eq!(found(&watch, at(22)), Some(Expiry::ReplicaSilent));
     }
 
     #[test]

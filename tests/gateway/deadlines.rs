@@ -212,6 +212,27 @@ async fn a_silent_stream_ends_early_when_its_replica_refuses_connections() {
     gateway.idle().await;
 }
 
+/// As an engine that drains: its listener is closed, and what it began goes on.
+#[tokio::test]
+async fn a_stream_that_goes_on_behind_a_closed_listener_comes_whole_though_it_stalls() {
+    let ([replica], gateway) =
+        Gateway::before(|config| config.pools[0].scrape_interval = Duration::from_millis(100)).await;
+    let closed = Gate::new();
+    let mut script = wire::begun_then("x", [Step::StopListening, Step::Wait(closed.clone())]);
+    for _ in 0..80 {
+        script.extend([wire::event(wire::content("y")), Step::Tick]);
+    }
+    script.extend((0..200).map(|_| Step::Tick));
+    script.extend(wire::ending(wire::FINISH));
+    replica.next(script);
+    let mut client = gateway.begun(PATH, CHAT).await;
+    until("it is refused", || gateway.state_of(&replica) == ReplicaState::Unreachable).await;
+    closed.cancel();
+    let body = client.rest().await;
+    assert!(body.is_complete, "{}", String::from_utf8_lossy(&body.bytes));
+    gateway.idle().await;
+}
+
 /// As when a pod is deleted: it leaves the list, and its process ends with sockets open.
 #[tokio::test]
 async fn a_silent_stream_ends_early_when_its_replica_was_removed_before_it_refused_connections() {

@@ -225,9 +225,18 @@ impl Vitals {
         self.refused.first.get()
     }
 
-    /// Whether connects were refused over at least this span and no stream moved meanwhile: the process is gone.
+    /// Whether connects were refused over at least this span and no stream moved meanwhile: the process is gone. Streams that went on
+    /// after its listener closed belong to a process that drains.
     pub fn is_gone(&self, span: Duration) -> bool {
-        self.refused.both().is_some_and(|(from, to)| to.since(from.max(self.last_progress())) >= span)
+        let moved = self.last_progress();
+        self.refused
+            .both()
+            .is_some_and(|(from, to)| moved < from.after(REFUSED_TWICE) && to.since(from.max(moved)) >= span)
+    }
+
+    /// Whether connects are refused and no stream moved since the last of them.
+    pub fn is_deaf(&self) -> bool {
+        self.refused.latest().is_some_and(|at| self.last_progress() <= at)
     }
 
     /// When the last probe that got no answer was sent, unless a probe succeeded, a stream progressed or the engine's counters
@@ -271,9 +280,16 @@ mod tests {
         assert!(vitals.is_gone(span) && !vitals.is_gone(4 * span));
         vitals.progressed(at(1600));
         assert!(!vitals.is_gone(span), "streams move: the address refuses, not the process");
+        vitals.refused(at(9000));
+        assert!(!vitals.is_gone(span), "it drains");
         vitals.connected();
-        vitals.refused(at(2000));
+        vitals.refused(at(10_000));
         assert!(!vitals.is_gone(span), "it starts anew");
+        vitals.progressed(at(10_300));
+        vitals.refused(at(10_700));
+        assert!(!vitals.is_gone(span), "400 ms after what was on its way");
+        vitals.refused(at(10_800));
+        assert!(vitals.is_gone(span), "what was on its way when the process ended");
     }
 
     #[test]
