@@ -1033,7 +1033,7 @@ mod tests {
         assert_eq!([here.shares()[0], there.shares()[0]], [0; 2]);
         here.act(Action::Resume, 9).unwrap();
         let hears = |rollout: &mut Rollout, other: &Rollout| {
-            rollout.hear(Some(&[Shown { text: other.shown(), is_alive: true }]));
+            rollout.hear(1.0, Some(&[Shown { text: other.shown(), is_alive: true }]));
             rollout.advance(1.0, 0, Duration::from_millis(250), &fleet);
         };
         hears(&mut there, &here);
