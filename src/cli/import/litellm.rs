@@ -278,6 +278,12 @@ fn setting(draft: &mut Draft, section: &str, key: &str, value: &Json, notes: &mu
             notes.left(what, "clients' keys are digests: [[tenant]] key_sha256");
         }
         (_, "fallbacks") => notes.left(what, "see a pool with standby = true, and [route.degrade]"),
+        ("router_settings", key) if key.starts_with("redis_") => {
+            notes.left(what, "what gateways have in common: see [cluster]");
+        }
+        ("litellm_settings", "callbacks" | "success_callback" | "failure_callback") => {
+            notes.left(what, "not needed for metrics: see admin.listen, and [telemetry] for traces");
+        }
         ("general_settings", "database_url") => notes.left(what, "no database is needed"),
         _ => notes.left(what, "no counterpart"),
     }

@@ -208,7 +208,8 @@ fn a_model_list_becomes_pools_and_routes() {
         "model_list:\n  - model_name: llama\n    litellm_params: { model: hosted_vllm/meta/llama-8b, api_base: http://a:8000/v1, api_key: os.environ/KEY }\n  \
          - model_name: llama\n    litellm_params: { model: hosted_vllm/meta/llama-8b, api_base: \"http://b:8000\", api_key: os.environ/KEY, rpm: 5 }\n  \
          - model_name: gpt-4o\n    litellm_params: { model: openai/gpt-4o }\n\
-         router_settings: { routing_strategy: least-busy, num_retries: 1 }\ngeneral_settings: { master_key: sk-9 }\n",
+         router_settings: { routing_strategy: least-busy, num_retries: 1, redis_host: r }\ngeneral_settings: { master_key: sk-9 }\n\
+         litellm_settings: { callbacks: [prometheus] }\n",
     );
     let config = checked(&text);
     assert_eq!((code, config.pools.len(), config.pools[0].replicas.len()), (1, 1, 2), "{said}");
@@ -219,6 +220,8 @@ fn a_model_list_becomes_pools_and_routes() {
         "(hosted_vllm/meta/llama-8b): rpm: ",
         "model gpt-4o (openai/gpt-4o): no api_base",
         "general_settings.master_key: ",
+        "router_settings.redis_host: what gateways have in common: see [cluster]",
+        "litellm_settings.callbacks: not needed for metrics",
     ] {
         assert!(said.contains(line), "{line}\n{said}");
     }
