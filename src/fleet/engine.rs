@@ -56,8 +56,9 @@ pub struct EngineFacts {
     pub(super) absent: ArcSwap<Vec<&'static str>>,
     /// Figures of its GPUs.
     pub(super) gpu: ArcSwapOption<GpuReading>,
-    /// Start of the newest process that its page named, seconds since 1970 as bits; 0 where none is.
+    /// Start of the newest process that its page named, and when it named any last: seconds since 1970 as bits; 0 where none did.
     pub(super) newest_process: AtomicF64,
+    pub(super) process_seen: AtomicF64,
 }
 
 /// A model as an engine lists it.

@@ -18,7 +18,7 @@ use super::pool::PoolState;
 use super::probe::CONFIG_LOOK;
 use super::replica::Replica;
 use super::status::{EngineCounters, START_TOLERANCE};
-use crate::clock::{Clock, Stamp};
+use crate::clock::{Clock, Stamp, since_epoch};
 use crate::config::{DataParallel, EngineKind, EngineProfile, Figure, Pool};
 use crate::routing::EnginePage;
 use crate::stats::Mean;
@@ -218,7 +218,7 @@ impl Scraper {
         if before.as_ref().is_some_and(|before| is_another_process(before, &counters)) {
             self.pool.forgets(replica, self.clock.now());
             replica.target.restarted();
-            if self.is_newest(counters.process_start) {
+            if self.is_restart(counters.process_start) {
                 replica
                     .health
                     .warmth
@@ -258,18 +258,17 @@ impl Scraper {
         }
     }
 
-    /// Whether this process started after all that were seen: behind a URL of several processes old and new ones alternate, and
-    /// none of them is a restart.
-    fn is_newest(&self, start: Option<f64>) -> bool {
-        let newest = self.replica.engine.newest_process.load();
-        start.is_some_and(|start| newest > 0.0 && start > newest + START_TOLERANCE)
+    /// Whether this process took the place of one that has ended.
+    fn is_restart(&self, start: Option<f64>) -> bool {
+        let facts = &self.replica.engine;
+        start.is_some_and(|start| took_over(start, facts.newest_process.load(), facts.process_seen.load()))
     }
 
     fn note_process(&self, start: Option<f64>) {
-        let newest = &self.replica.engine.newest_process;
-        if let Some(start) = start.filter(|start| *start > newest.load()) {
-            newest.store(start);
-        }
+        let Some(start) = start else { return };
+        let facts = &self.replica.engine;
+        facts.newest_process.store(start.max(facts.newest_process.load()));
+        facts.process_seen.store(since_epoch(self.clock.wall(self.clock.now())).as_secs_f64());
     }
 
     /// Says once what the engine does not tell. Pages of several API servers have their figures with the first answer.
@@ -301,6 +300,13 @@ fn is_another_process(before: &EngineCounters, now: &EngineCounters) -> bool {
         || fell(before.ttft.map(|ttft| ttft.count), now.ttft.map(|ttft| ttft.count))
 }
 
+/// Whether a process that started at `start` is the successor of others, of which the newest started at `newest` and one was `seen` last:
+/// all in seconds since 1970. Behind the address of a Service or a proxy there are several at a time: one that has run beside what was
+/// seen there is no restart, nor is an older one.
+fn took_over(start: f64, newest: f64, seen: f64) -> bool {
+    newest > 0.0 && start > newest + START_TOLERANCE && start + BESIDE > seen
+}
+
 /// Since when a page has shown one engine, and been there all the while.
 #[derive(Debug, Default)]
 struct Alone(Option<Stamp>);
@@ -314,6 +320,8 @@ impl Alone {
 }
 
 const ALONE_FOR: Duration = Duration::from_secs(60);
+/// Seconds that the clocks of engine and gateway may be apart; an engine takes longer to load before a Service has it.
+const BESIDE: f64 = 30.0;
 const MIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Engines close connections that are idle for 5 s.
 const MAX_KEPT: Duration = Duration::from_secs(4);
@@ -323,6 +331,19 @@ const MIN_INTERVAL_WITHOUT_PAGE: Duration = Duration::from_secs(5);
 mod tests {
     use super::*;
     use crate::clock::seconds as at;
+
+    #[test]
+    fn a_process_that_ran_beside_others_is_no_restart() {
+        for (start, newest, seen, expected) in [
+            (1000.0, 0.0, 0.0, false),
+            (1000.0, 500.0, 999.0, true),
+            (1000.0, 500.0, 1025.0, true),
+            (1000.0, 500.0, 1100.0, false),
+            (400.0, 500.0, 1100.0, false),
+        ] {
+            assert_eq!(took_over(start, newest, seen), expected, "{start} after {newest}, seen at {seen}");
+        }
+    }
 
     #[test]
     fn one_engine_is_believed_after_a_minute_of_pages_with_one() {

@@ -14,9 +14,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
+use tokenway::clock::Clock;
 use tokenway::config::{
     Config, DataParallel, Discovery, DnsRecords, DnsSource, KubernetesObject, KubernetesSource, PolicyName,
     Pool, Role, ServicePort,
@@ -570,6 +571,37 @@ async fn a_pod_that_kubernetes_calls_ready_is_asked_at_once() {
     until("it is asked again", || pods[0].probed() > before).await;
 }
 
+/// The page of a process that started now.
+fn started_now() -> String {
+    let clock = Clock::start();
+    let start = clock.wall(clock.now()).duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    format!("process_start_time_seconds {}\n", start.as_secs_f64())
+}
+
+/// The address of a Service: one process follows another on its pages, and all are there.
+#[tokio::test]
+async fn engines_behind_one_address_are_no_restarts_of_one() {
+    let engine = Replica::start().await;
+    engine.show_page(Some("process_start_time_seconds 100\n"));
+    let mut config = config::of(&[&engine]);
+    config.pools[0].scrape_interval = Duration::from_millis(20);
+    let gateway = Gateway::start(config).await;
+    let is_seen = |start: f64| {
+        gateway.replicas()[0].counters.as_ref().and_then(|page| page.process_start) == Some(start)
+    };
+    let warmed = || gateway.replicas()[0].life.entered;
+    let before = warmed();
+    for start in [100.0, 200.0, 100.0, 300.0] {
+        engine.show_page(Some(&format!("process_start_time_seconds {start}\n")));
+        until("its page is read", || is_seen(start)).await;
+        assert_eq!(gateway.state_of(&engine), ReplicaState::Ready);
+    }
+    assert_eq!(warmed(), before);
+    engine.show_page(Some(&started_now()));
+    until("another one has taken its place", || warmed() != before).await;
+    gateway.ready().await;
+}
+
 /// At its address another pod may answer, of another revision.
 #[tokio::test]
 async fn a_pod_that_is_kept_goes_with_its_process_and_a_listed_url_does_not() {
@@ -593,7 +625,7 @@ async fn a_pod_that_is_kept_goes_with_its_process_and_a_listed_url_does_not() {
         write(&path, &[]);
         watch.send(event("MODIFIED", &slice("11", &[]))).await.unwrap();
         until("it is kept", || kept() == 1).await;
-        engine.show_page(Some("process_start_time_seconds 200\n"));
+        engine.show_page(Some(&started_now()));
         let left = usize::from(!is_pod);
         until("it left, or is back", || (kept(), names(&gateway).len()) == (left, left)).await;
     }
