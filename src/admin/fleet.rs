@@ -136,7 +136,7 @@ fn warm_up(report: &WarmUpReport) -> WarmUp {
     }
 }
 
-fn signals(EngineSignals { age, page }: &EngineSignals) -> Signals {
+fn signals(EngineSignals { age, page, .. }: &EngineSignals) -> Signals {
     Signals {
         age: Some(age.as_secs_f64()),
         batch_limit: page.batch_limit,

@@ -229,7 +229,7 @@ mod tests {
             tally.itl.add(Duration::from_millis(130), 2);
         });
         let page = EnginePage { waiting: Some(2.0), ..EnginePage::default() };
-        let signals = Some(EngineSignals { age: Duration::ZERO, page });
+        let signals = Some(EngineSignals { page, ..EngineSignals::default() });
         let busy = ReplicaStatus { replica: name, signals, inflight: 9, ..ReplicaStatus::default() };
         let clients = TrafficSummary {
             sent: 1_240,

@@ -62,6 +62,8 @@ pub struct EngineSignals {
     pub age: Duration,
     /// Its batch limit is that of the configuration, else what the engine was seen not to exceed, else of the page.
     pub page: EnginePage,
+    /// The batch limit as somebody set it: what the engine was seen not to exceed moves with the traffic.
+    pub set_batch_limit: Option<u64>,
 }
 
 /// What the configuration says of a pool's engines.
@@ -182,6 +184,7 @@ impl Target {
                 batch_limit: limits.batch_limit.or(self.load.batch_limit()).or(page.batch_limit),
                 ..page
             },
+            set_batch_limit: limits.batch_limit.or(page.batch_limit),
         })
     }
 

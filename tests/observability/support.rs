@@ -148,6 +148,7 @@ pub(crate) fn status(state: ReplicaState, has_signals: bool) -> ReplicaStatus {
             total_blocks: Some(1000),
             ..EnginePage::default()
         },
+        ..EngineSignals::default()
     };
     ReplicaStatus {
         pool: "llama".into(),

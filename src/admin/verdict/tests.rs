@@ -57,6 +57,7 @@ fn ready(replica: &str, waiting: f64) -> ReplicaStatus {
             kv_cache_usage: Some(0.4),
             ..EnginePage::default()
         },
+        ..EngineSignals::default()
     };
     ReplicaStatus {
         pool: "llama".into(),

@@ -114,7 +114,7 @@ impl MinuteSignals {
             preemptions: counters
                 .and_then(|(now, before)| Some(now.preemptions? - before.preemptions?))
                 .filter(|n| *n >= 0.0),
-            batch_limit: engine.and_then(|engine| engine.page.batch_limit).map(|limit| limit as f64),
+            batch_limit: engine.and_then(|engine| engine.set_batch_limit).map(|limit| limit as f64),
             gpu_throttled: status
                 .and_then(|status| status.gpu?.throttling)
                 .map(|throttling| f64::from(u8::from(throttling.is_any()))),

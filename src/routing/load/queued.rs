@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::tests::placed;
 use super::*;
 use crate::clock::millis as ms;
-use crate::routing::{EnginePage, Target};
+use crate::routing::{EngineLimits, EnginePage, Target};
 
 /// An engine that computes prompts side by side.
 #[derive(Clone, Copy)]
@@ -158,6 +158,9 @@ fn a_limit_is_let_go_once_more_than_that_run_and_none_waits() {
     (0..20).for_each(|n| drop(begin(n * 1000)));
     assert_eq!(target.load.batch_limit(), Some(4));
     target.scraped(page(4.0, 0.0), ms(20_000));
+    let limits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
+    let shown = target.signals(ms(20_000), &limits).unwrap();
+    assert_eq!((shown.page.batch_limit, shown.set_batch_limit), (Some(4), None), "nobody configured it");
     target.scraped(page(9.0, 2.0), ms(21_000));
     assert_eq!(target.load.batch_limit(), Some(4), "where some wait it may be full of others'");
     target.scraped(page(5.0, 0.0), ms(22_000));
