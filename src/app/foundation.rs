@@ -78,7 +78,8 @@ impl Foundation {
         keeping::warn_of_another_port(&config);
         let kept = config.state.as_ref().map(|place| place.file("keys"));
         let keys = Arc::new(KeyStore::open(Arc::clone(&carried_over.api_keys), kept));
-        let fleet = Arc::new(Fleet::new(connector.clone(), clock, background.clone()));
+        let canaries = Arc::clone(&carried_over.canaries);
+        let fleet = Arc::new(Fleet::new(connector.clone(), clock, background.clone(), canaries));
         fleet.secure(&config)?;
         let pools = fleet.apply(&config);
         Ok(Self {

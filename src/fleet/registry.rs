@@ -23,6 +23,7 @@ use crate::background::Background;
 use crate::clock::Clock;
 use crate::config::{Config, Pool, ReplicaSpec};
 use crate::listener::tls::TlsError;
+use crate::routing::{ByCanary, CanaryShare};
 use crate::upstream::connect::Connector;
 
 /// All pools.
@@ -31,6 +32,7 @@ pub struct Fleet {
     connector: Connector,
     clock: Clock,
     background: Background,
+    canaries: Arc<ByCanary<CanaryShare>>,
     pools: ArcSwap<Vec<Arc<PoolState>>>,
     /// Of the same pools, in the same order.
     memberships: ArcSwap<Vec<Arc<Membership>>>,
@@ -43,12 +45,18 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// A fleet without pools.
-    pub fn new(connector: Connector, clock: Clock, background: Background) -> Self {
+    /// A fleet without pools, beside the shares of its routes' canaries.
+    pub fn new(
+        connector: Connector,
+        clock: Clock,
+        background: Background,
+        canaries: Arc<ByCanary<CanaryShare>>,
+    ) -> Self {
         Self {
             connector,
             clock,
             background,
+            canaries,
             pools: ArcSwap::default(),
             memberships: ArcSwap::default(),
             dropped: Mutex::default(),
@@ -172,6 +180,7 @@ impl Fleet {
             connector: self.connector_of(&pool.name),
             clock: self.clock,
             background: self.background.clone(),
+            canaries: Arc::clone(&self.canaries),
         };
         Membership::new(pool, deps)
     }
@@ -277,7 +286,8 @@ mod tests {
 
     fn fleet() -> Arc<Fleet> {
         let background = Background { runtime: tokio::runtime::Handle::current(), tasks: TaskTracker::new() };
-        Arc::new(Fleet::new(Connector::new(background.tasks.clone()).unwrap(), Clock::start(), background))
+        let connector = Connector::new(background.tasks.clone()).unwrap();
+        Arc::new(Fleet::new(connector, Clock::start(), background, Arc::default()))
     }
 
     fn apply(fleet: &Fleet, pool: &str, more: &str, replica: &str) -> Arc<PoolState> {

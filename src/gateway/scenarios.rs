@@ -259,9 +259,11 @@ fn gateway(config: &Arc<Config>, runtime: tokio::runtime::Handle) -> Gateway {
     let fleet = FleetView::default();
     let around = Surroundings { clock, background: background.clone(), instance: "test".into(), fleet };
     let observer = Observer::start(config, around).unwrap();
-    let fleet = Fleet::new(Connector::new(tracker.clone()).unwrap(), clock, background);
+    let carried_over = CarriedOver::default();
+    let connector = Connector::new(tracker.clone()).unwrap();
+    let fleet = Fleet::new(connector, clock, background, Arc::clone(&carried_over.canaries));
     let pools = fleet.apply(config);
-    let table = RoutingTable::new(Arc::clone(config), pools, CarriedOver::default());
+    let table = RoutingTable::new(Arc::clone(config), pools, carried_over);
     Gateway::new(table, Arc::new(observer), config.server.body_memory, tracker)
 }
 

@@ -310,8 +310,11 @@ async fn a_source_that_suddenly_names_none_keeps_the_replicas_that_answer_until_
 }
 
 #[tokio::test]
-async fn the_last_replicas_of_a_canary_leave_at_once_where_as_large_a_baseline_serves() {
-    for (serves, size) in [(true, 1), (false, 1), (true, 2)] {
+async fn the_last_replicas_of_a_canary_leave_at_once_where_as_large_a_baseline_has_most_traffic() {
+    // (whether its baseline serves; its own size; its share of the traffic in ten thousandths; how many of its replicas serve on)
+    for (serves, size, share, stay) in
+        [(true, 1, 1000, 0), (false, 1, 1000, 1), (true, 2, 1000, 2), (true, 1, 10_000, 1)]
+    {
         let [baseline, canary, second] = Replica::several().await;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("replicas.json");
@@ -324,6 +327,8 @@ async fn the_last_replicas_of_a_canary_leave_at_once_where_as_large_a_baseline_s
             baseline.stop_listening().await;
         }
         let gateway = Gateway::start_unready(config);
+        let table = gateway.app.gateway.table.load_full();
+        table.carried_over.canaries.of(&"*".into(), &"new".into()).set(share);
         let is_ready = |replica: &Replica| names(&gateway).contains(&replica.name());
         let are_ready = || canaries.iter().filter(|canary| is_ready(canary)).count();
         until("all that can be are ready", || are_ready() == size && is_ready(&baseline) == serves).await;
@@ -332,7 +337,6 @@ async fn the_last_replicas_of_a_canary_leave_at_once_where_as_large_a_baseline_s
             let sources = gateway.app.fleet.sources();
             sources.iter().filter(|one| one.targets == 0).map(|one| one.kept).sum()
         };
-        let stay = if serves && size == 1 { 0 } else { size };
         until("they leave, or are kept", || (are_ready(), kept()) == (stay, stay)).await;
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Sources never take the last replicas that answer: they serve until new ones are ready, until they answer no more, or until an
 //! operator says so. Each that is ready takes the place of one: the first alone would get the load of all. A canary has a baseline
-//! for that: while that has as many replicas ready those that a canary's sources name no more leave at once, and those of another
-//! revision never serve in its name. A pod that is kept goes as soon as its process does: its address may be another pod's next.
+//! for that: while that has most of the traffic and as many replicas ready, those that a canary's sources name no more leave at once,
+//! and those of another revision never serve in its name. A pod that is kept goes as soon as its process does: its address may be another pod's next.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use super::membership::{Cause, LOOK_EVERY, Leaving, Membership};
 use super::sources::Source;
 use crate::config::{Endpoint, ReplicaSpec};
 use crate::fleet::replica::Replica;
-use crate::routing::SlotSet;
+use crate::routing::{SlotSet, WHOLE};
 
 impl Membership {
     /// A replica that no source names any more and that serves on.
@@ -48,10 +48,8 @@ impl Membership {
         let gone: Vec<_> = before.iter().filter(|old| !stays.contains(old.slot())).cloned().collect();
         let former = self.leaving.load();
         let has_successor = has_ready(&after);
-        // What a source names no more is going, though it may be said by mistake: the baseline is to be as large as what it takes over. What a
-        // configuration leaves out is not going.
-        let baseline = || self.baselines.load().iter().map(|pool| ready(&pool.replicas())).sum::<usize>();
-        let has_baseline = !matches!(cause, Cause::Configured { .. }) && baseline() >= ready(&gone).max(1);
+        // What a configuration leaves out is not going.
+        let has_baseline = !matches!(cause, Cause::Configured { .. }) && self.has_baseline_for(&gone);
         let (mut at_once, mut gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|old| match cause {
             Cause::Ordered { taken_out: Some(url) } if *url == old.identity.endpoint => true,
             _ if has_successor && !former.slots.contains(old.slot()) => true,
@@ -112,6 +110,14 @@ impl Membership {
             ready if ready == new.len() => 0,
             ready => leaving.count.saturating_sub(ready).min(old.len()),
         }
+    }
+
+    /// Whether a canary's baseline takes over what these have. What a source names no more is going, though it may be said by mistake: the
+    /// baseline is to be as large, and to have half of the traffic. A promoted canary is nobody's trial any more.
+    fn has_baseline_for(&self, gone: &[Arc<Replica>]) -> bool {
+        let baseline: usize = self.baselines.load().iter().map(|pool| ready(&pool.replicas())).sum();
+        let has_most = self.deps.canaries.any(&self.pool.name, |share| 2 * share.get() > WHOLE);
+        !has_most && baseline >= ready(gone).max(1)
     }
 
     /// Whether a canary's replica was started for another revision than the canary is of by now.
