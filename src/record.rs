@@ -166,7 +166,7 @@ pub struct Attempt {
     /// Requests that waited at the replica when it was chosen: ours without a first token, others' by the last scrape, and one
     /// more where the batch was full.
     pub ahead: f32,
-    /// `None` where no page shows anything of its wait, or no token came.
+    /// `None` where no page shows anything of its wait, or nothing came.
     pub seen: Option<SeenWait>,
     /// Its answer was whole and had no content.
     pub is_empty: bool,
@@ -195,13 +195,15 @@ pub enum Unserved {
     Path,
 }
 
-/// Predicted parts of the wait for the first token.
+/// Predicted parts of the wait for the first token, and for the rest of an answer that comes whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExpectedWait {
     /// For a place in the batch and for the prompts ahead.
     pub queue: Duration,
     /// For this prompt, on an idle engine.
     pub prefill: Duration,
+    /// For each token after the first; zero of a stream, whose tokens are seen.
+    pub per_token: Duration,
 }
 
 /// Times of one request as the engine reports them, in the response or by its spans.

@@ -257,7 +257,7 @@ impl Flight {
     /// The attempt is in the record from here on: a client that leaves now waited for this replica.
     pub(super) fn open(&self, guard: &mut RecordGuard) {
         let open = self.lost_entry(self.times.start);
-        guard.asks(&open.served);
+        guard.asks(&open);
         let attempts = &mut guard.record().attempts;
         // Nearly always it stays the only one, and a list that grows by itself has room for four.
         attempts.reserve_exact(1);
@@ -321,7 +321,14 @@ impl Flight {
     }
 
     fn open_entry(&self, end: Stamp) -> record::Attempt {
-        open_entry(self.pick(), self.span, self.cause, &self.times, end)
+        let (pick, start) = (self.pick(), self.times.start);
+        let entry = open_entry(pick, self.span, self.cause, &self.times, end);
+        if self.attempt.is_stream {
+            return entry;
+        }
+        // Of a stream its first token and its gaps show as much.
+        let seen = if end > start { pick.replica.engine.seen(start, end) } else { None };
+        record::Attempt { expected: pick.assignment.expected_whole(end), seen, ..entry }
     }
 
     /// It is given up, because its client left or is out of time: notes what its engine may have written, and takes a prompt back that it has

@@ -11,10 +11,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::slo::Missed;
+use super::stages::Whole;
 use crate::clock::Stamp;
 use crate::labels::LabelHasher;
-use crate::record::{Gaps, Record, Served};
+use crate::record::{Attempt, Gaps, Record, Served};
 use crate::request::class::Class;
+use crate::request::dialect::Dialect;
 use crate::stage::Stage;
 
 /// Requests in flight that have a bound on their first token, their pace or their duration.
@@ -48,6 +50,7 @@ impl Overdue {
             pace: Pace::default(),
             e2e,
             is_stream: record.is_stream,
+            dialect: record.dialect,
             asked: None,
             asked_at: None,
         };
@@ -102,9 +105,9 @@ pub(super) struct BoundGuard {
 
 impl BoundGuard {
     /// The request goes to this replica.
-    pub(super) fn asks(&self, served: &Arc<Served>, now: Stamp) {
+    pub(super) fn asks(&self, made: &Attempt, now: Stamp) {
         self.update(|waiting| {
-            waiting.asked = Some(Arc::clone(served));
+            waiting.asked = Some(made.clone());
             waiting.asked_at.get_or_insert(now);
         });
     }
@@ -145,8 +148,9 @@ struct Waiting {
     pace: Pace,
     e2e: Option<Stamp>,
     is_stream: bool,
-    /// The last replica that it was sent to.
-    asked: Option<Arc<Served>>,
+    dialect: Dialect,
+    /// The last attempt.
+    asked: Option<Attempt>,
     /// When it was sent to the first.
     asked_at: Option<Stamp>,
 }
@@ -168,7 +172,8 @@ impl Waiting {
             (Some(_), Some(by), None) => (by, None),
             (_, None, None) => return None,
         };
-        let (tenant, asked, stage) = (Arc::clone(&self.tenant), self.asked.clone(), self.stage(missed, now));
+        let asked = self.asked.as_ref().map(|made| Arc::clone(&made.served));
+        let (tenant, stage) = (Arc::clone(&self.tenant), self.stage(missed, now));
         Some(Late { missed, waits_for, since: self.since, by, tenant, class: self.class, asked, stage })
     }
 
@@ -176,13 +181,20 @@ impl Waiting {
     fn stage(&self, missed: Missed, now: Stamp) -> Stage {
         let Some(asked_at) = self.asked_at else { return Stage::Admit };
         let first_token = self.first_token.unwrap_or(now);
+        let wait = first_token.since(asked_at);
+        let whole = self
+            .asked
+            .as_ref()
+            .filter(|_| !self.is_stream)
+            .and_then(|made| Whole { computes: self.dialect.computes(), made, tokens: None }.parts(wait));
         let at_engine = if self.is_stream { Stage::Prefill } else { Stage::EngineOther };
-        let stages = [
+        let outside = [
             (Stage::Admit, asked_at.since(self.since)),
-            (at_engine, first_token.since(asked_at)),
+            (at_engine, if whole.is_some() { Duration::ZERO } else { wait }),
             (Stage::Decode, now.since(first_token)),
         ];
-        let covered = stages.into_iter().filter(|(stage, _)| missed.may_be_in(*stage));
+        let stages = outside.into_iter().chain(whole.into_iter().flatten());
+        let covered = stages.filter(|(stage, _)| missed.may_be_in(*stage));
         covered.max_by_key(|(_, time)| *time).map_or(at_engine, |(stage, _)| stage)
     }
 }
@@ -229,7 +241,7 @@ mod tests {
     use super::*;
     use crate::clock::millis as ms;
     use crate::observe::fixture;
-    use crate::record::{Gap, SloBounds};
+    use crate::record::{ExpectedWait, Gap, SloBounds};
 
     fn of_route(overdue: &Overdue, route: &str, now: Stamp) -> Vec<Late> {
         overdue.by_route(now).remove(route).unwrap_or_default()
@@ -252,7 +264,7 @@ mod tests {
             |at| of_route(&overdue, &record.route, ms(at)).pop().map(|late| (late.missed, late.stage));
         assert_eq!(missed(100), None);
         assert_eq!(missed(101), Some((Missed::Ttft, Stage::Admit)));
-        guard.asks(&record.attempts[0].served, ms(60));
+        guard.asks(&record.attempts[0], ms(60));
         assert_eq!(missed(101), Some((Missed::Ttft, Stage::Admit)), "most of it before it was sent");
         assert_eq!(missed(130), Some((Missed::Ttft, Stage::Prefill)));
         let late = of_route(&overdue, &record.route, ms(101)).pop().unwrap();
@@ -297,7 +309,7 @@ mod tests {
             let slo = SloBounds { tpot, ..SloBounds::default() };
             let record = Record { slo, ..record };
             let guard = overdue.watch(&record).unwrap();
-            guard.asks(&record.attempts[0].served, ms(1));
+            guard.asks(&record.attempts[0], ms(1));
             guard.first_token(ms(50));
             for gaps in batches {
                 guard.gaps(&Gaps { gaps, late_itl: &[], is_filling: false }, || per_event);
@@ -315,9 +327,14 @@ mod tests {
         let unary = Record { is_stream: false, ..record() };
         let guard = overdue.watch(&unary).unwrap();
         assert!(of_route(&overdue, &unary.route, ms(999)).is_empty());
-        guard.asks(&unary.attempts[0].served, ms(5));
+        guard.asks(&unary.attempts[0], ms(5));
         let late: Vec<_> = of_route(&overdue, &unary.route, ms(1001)).iter().map(|late| late.stage).collect();
         assert_eq!(late, [Stage::EngineOther]);
+        let bound = Duration::from_millis(200);
+        let expected = ExpectedWait { queue: bound, prefill: bound, per_token: bound / 10 };
+        guard.asks(&Attempt { expected: Some(expected), ..unary.attempts[0].clone() }, ms(5));
+        let late: Vec<_> = of_route(&overdue, &unary.route, ms(1001)).iter().map(|late| late.stage).collect();
+        assert_eq!(late, [Stage::Decode], "as its record will have it");
         drop(guard);
         let unbound = Record { slo: SloBounds::default(), ..record() };
         assert!(overdue.watch(&unbound).is_none());

@@ -16,7 +16,7 @@ use crate::observe::content::Capture;
 use crate::observe::metrics::GaugeGuard;
 use crate::observe::overdue::BoundGuard;
 use crate::observe::{Judgement, Observer, stages};
-use crate::record::{Gaps, Opening, Outcome, Record, Served};
+use crate::record::{Attempt, Gaps, Opening, Outcome, Record};
 
 /// How the original of a copy ended.
 #[derive(Clone, Debug, Default)]
@@ -84,10 +84,10 @@ impl RecordGuard {
         self.bounds = self.record.as_deref().and_then(|record| self.observer.metrics.overdue.watch(record));
     }
 
-    /// An attempt goes to this replica.
-    pub fn asks(&self, served: &Arc<Served>) {
+    /// An attempt goes to its replica.
+    pub fn asks(&self, made: &Attempt) {
         if let Some(bounds) = &self.bounds {
-            bounds.asks(served, self.clock().now());
+            bounds.asks(made, self.clock().now());
         }
     }
 

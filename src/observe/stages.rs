@@ -3,7 +3,7 @@
 //! Stages are contiguous from head to end, so they add up to the duration however the request ended: the rest goes to
 //! the stage in which it ended. The wait for the first token is split by the engine's reported times (`measured`), else
 //! by its pages that were read meanwhile, else by the predicted times, else, before anything was learned, by how many requests waited
-//! at the replica (all `estimated`). Of a prompt that another replica computed, or was to compute, the wait there is split so, and
+//! at the replica (all `estimated`). The wait for a whole answer is split so too, by what its tokens are expected to take. Of a prompt that another replica computed, or was to compute, the wait there is split so, and
 //! the wait for its first token here is the transfer of its KV, also where that did not come. Until a hedge was sent a request waited at
 //! the engine that was silent.
 
@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use crate::clock::Stamp;
 use crate::labels::labels;
 use crate::record::{Attempt, EngineTimes, Record};
+use crate::request::dialect::Computes;
 pub(crate) use crate::stage::Stage;
 
 labels! {
@@ -108,8 +109,12 @@ pub(crate) fn charged(record: &Record, stages: &[StageTime]) -> impl Iterator<It
         None => StageTimes::from_slice(stages),
         Some(_) => sums(legs(record, None)),
     };
-    let is_of = |stage| stages.iter().any(|time| time.stage == stage);
-    let is_whole = !is_streamed(record) && !record.dialect.is_tunnel() && !is_of(Stage::Decode);
+    let is_split = |time: &StageTime| match time.stage {
+        Stage::Decode => true,
+        Stage::Prefill => time.source == StageSource::Estimated,
+        _ => false,
+    };
+    let is_whole = !is_streamed(record) && !record.dialect.is_tunnel() && !stages.iter().any(is_split);
     let is_free = record.is_free();
     stages.into_iter().filter(move |time| match time.stage {
         Stage::Prefill | Stage::Decode => !is_free,
@@ -142,11 +147,11 @@ fn stream(record: &Record, cursor: &mut StageCursor) {
     cursor.push(Stage::Relay, blocked, StageSource::Measured);
 }
 
-/// A unary response: without the engine's reported times, its time there is one stage.
+/// A unary response: its time at the engine by the engine's reported times, else as it was predicted, else one stage.
 fn unary(record: &Record, cursor: &mut StageCursor) {
     let at = &record.at;
     let mut left = cursor.until(at.first_byte.unwrap_or(at.end));
-    if let Some(engine) = &record.engine {
+    if let Some(engine) = record.engine.as_ref().filter(|engine| **engine != EngineTimes::default()) {
         let figures = [
             (Stage::EngineQueue, engine.queue),
             (Stage::Prefill, engine.own_prefill()),
@@ -157,11 +162,69 @@ fn unary(record: &Record, cursor: &mut StageCursor) {
             left = left.saturating_sub(figure);
             cursor.push(stage, figure, StageSource::Measured);
         }
+        cursor.push(Stage::EngineOther, left, StageSource::Measured);
+    } else if let Some(parts) = whole_of(record).and_then(|whole| whole.parts(left)) {
+        for (stage, part) in parts {
+            cursor.push(stage, part, StageSource::Estimated);
+        }
+    } else {
+        cursor.push(Stage::EngineOther, left, StageSource::Measured);
     }
-    cursor.push(Stage::EngineOther, left, StageSource::Measured);
     if at.first_byte.is_some() {
         let rest = cursor.until(at.end);
         cursor.push(Stage::Relay, rest, StageSource::Measured);
+    }
+}
+
+/// What is known of an answer that is computed for one prompt and comes whole; `None` of any other, and where the engine refused the
+/// request: its server did that.
+fn whole_of(record: &Record) -> Option<Whole<'_>> {
+    let is_apart = record.ways.as_ref().is_some_and(|ways| ways.is_apart);
+    let is_answer = !is_apart && (record.at.first_byte.is_none() || record.status < 400);
+    let tokens = record.tokens.output.map(|output| output.0 as f64 / record.side_by_side);
+    let made = record.attempts.last().filter(|_| is_answer)?;
+    Some(Whole { computes: record.dialect.computes(), made, tokens })
+}
+
+/// An answer that comes whole.
+pub(super) struct Whole<'a> {
+    pub(super) computes: Computes,
+    pub(super) made: &'a Attempt,
+    /// Of its longest choice; `None` where that is not known.
+    pub(super) tokens: Option<f64>,
+}
+
+impl Whole<'_> {
+    /// The parts of a time at the engine; `None` where nothing is predicted. Without a count of its tokens they have what is left.
+    pub(super) fn parts(&self, time: Duration) -> Option<impl Iterator<Item = (Stage, Duration)> + use<>> {
+        let expected = self.made.expected?;
+        let outside = self.made.seen.map_or(Duration::ZERO, |seen| part(time, seen.outside));
+        let at_engine = time - outside;
+        let decode = match (self.computes, self.tokens) {
+            (Computes::Answer, Some(tokens)) => expected.per_token.mul_f64((tokens - 1.0).max(0.0)),
+            (Computes::Answer, None) => at_engine.saturating_sub(expected.queue + expected.prefill),
+            (Computes::Prompt, _) => Duration::ZERO,
+            (Computes::Other | Computes::Nothing, _) => return None,
+        };
+        let own = expected.prefill + decode;
+        if own.is_zero() {
+            return None;
+        }
+        let queue = queue_of(at_engine, self.made, decode).unwrap_or_default();
+        let decode = part(at_engine - queue, decode.as_secs_f64() / own.as_secs_f64());
+        let all = [
+            (Stage::EngineQueue, queue),
+            (Stage::Prefill, at_engine - queue - decode),
+            (Stage::Decode, decode),
+            (Stage::EngineOther, outside),
+        ];
+        let is_prompt = self.computes == Computes::Prompt;
+        let is_there = move |(stage, part): &(Stage, Duration)| match stage {
+            Stage::Decode => !is_prompt,
+            Stage::EngineOther => !part.is_zero(),
+            _ => true,
+        };
+        Some(all.into_iter().filter(is_there))
     }
 }
 
@@ -217,7 +280,7 @@ impl StageCursor {
         let outside =
             attempt.and_then(|attempt| attempt.seen).map_or(Duration::ZERO, |seen| part(wait, seen.outside));
         let wait = wait - outside;
-        let queue = attempt.and_then(|attempt| queue_of(wait, attempt));
+        let queue = attempt.and_then(|attempt| queue_of(wait, attempt, Duration::ZERO));
         if let Some(queue) = queue {
             self.push(Stage::EngineQueue, queue, StageSource::Estimated);
         }
@@ -237,9 +300,9 @@ impl EngineTimes {
 
 /// The queue's part of a wait, by the pages that were read meanwhile; of none
 /// `share · min(wait, 1.5 · expected) + max(share, n / (n + 1)) · max(0, wait − 1.5 · expected)` behind n requests, with
-/// `share = queue / (queue + prefill)` as expected: time far beyond the prediction is other requests' work, where there are any. `None`
-/// where nothing is known.
-fn queue_of(wait: Duration, attempt: &Attempt) -> Option<Duration> {
+/// `share = queue / (queue + prefill + decode)` as expected: time far beyond the prediction is other requests' work, where there are any.
+/// `None` where nothing is known.
+fn queue_of(wait: Duration, attempt: &Attempt, decode: Duration) -> Option<Duration> {
     if let Some(queued) = attempt.seen.and_then(|seen| seen.queued) {
         return Some(part(wait, queued));
     }
@@ -247,7 +310,7 @@ fn queue_of(wait: Duration, attempt: &Attempt) -> Option<Duration> {
     let Some(expected) = attempt.expected else {
         return (attempt.ahead > 0.0).then(|| part(wait, of_others));
     };
-    let whole = expected.queue + expected.prefill;
+    let whole = expected.queue + expected.prefill + decode;
     if whole.is_zero() {
         return Some(Duration::ZERO);
     }
@@ -269,6 +332,7 @@ mod tests {
     use crate::observe::fixture;
     use crate::record::{AttemptCause, ExpectedWait, Moments, Outcome, SeenWait, TokenCounts, Ways};
     use crate::request::dialect::Dialect;
+    use crate::units::Tokens;
 
     const fn ms(n: u64) -> Duration {
         Duration::from_millis(n)
@@ -315,7 +379,9 @@ mod tests {
             let [queue, first_token] = [queue, first_token].map(|time| Some(ms(time)));
             Some(EngineTimes { queue, prefill, first_token, generation: None })
         };
-        let expected = |queue, prefill| Some(ExpectedWait { queue: ms(queue), prefill: ms(prefill) });
+        let expected = |queue, prefill| {
+            Some(ExpectedWait { queue: ms(queue), prefill: ms(prefill), ..ExpectedWait::default() })
+        };
         let pages = |queued, outside| Some(SeenWait { outside, queued: Some(queued) });
         let way = |outside| Some(SeenWait { outside, queued: None });
         // (engine's figures, expectation, by its pages, requests ahead; engine_queue, engine_other in ms; source), of 195 ms.
@@ -464,6 +530,54 @@ mod tests {
     }
 
     #[test]
+    fn a_whole_answer_that_the_engine_reports_nothing_of_is_split_as_it_was_predicted() {
+        // (predicted queue and prefill in ms; requests ahead; by its pages; its tokens; queue, prefill, decode and other), of 1235 ms.
+        let pages = |queued, outside| Some(SeenWait { outside, queued: Some(queued) });
+        let cases = [
+            ((47, 188), 0.0, None, Some(101), [47, 188, 1000, 0]),
+            ((94, 376), 0.0, None, Some(201), [47, 188, 1000, 0]),
+            ((0, 40), 0.0, None, Some(1), [0, 1235, 0, 0]),
+            // Far more than predicted, behind others and alone.
+            ((0, 100), 1.0, None, Some(11), [467, 383, 383, 0]),
+            ((0, 100), 0.0, None, Some(11), [0, 617, 617, 0]),
+            ((0, 100), 0.0, pages(0.5, 0.2), Some(11), [494, 247, 247, 247]),
+            // It gave no count, or has not ended.
+            ((35, 200), 0.0, None, None, [35, 200, 1000, 0]),
+        ];
+        for (case, ((queue, prefill), ahead, seen, tokens, parts)) in cases.into_iter().enumerate() {
+            let mut record = unary();
+            let expected = ExpectedWait { queue: ms(queue), prefill: ms(prefill), per_token: ms(10) };
+            let made = &mut record.attempts[0];
+            (made.expected, made.ahead, made.seen) = (Some(expected), ahead, seen);
+            record.tokens.output = tokens.map(Tokens);
+            let seen = names(&record);
+            let millis =
+                |name| seen.iter().find(|(stage, ..)| *stage == name).map_or(0, |(_, millis, _)| *millis);
+            assert_eq!(
+                ["engine_queue", "prefill", "decode", "engine_other"].map(millis),
+                parts,
+                "case {case}"
+            );
+            assert_eq!(sum(&record), record.duration(), "case {case}");
+            let stages = stages(&record);
+            let charged: Vec<_> = charged(&record, &stages).map(|time| time.stage).collect();
+            assert_eq!(charged, [Stage::Prefill, Stage::Decode], "case {case}");
+        }
+        let mut record = unary();
+        record.attempts[0].expected =
+            Some(ExpectedWait { queue: ms(30), prefill: ms(200), per_token: ms(10) });
+        let tail = |record: &Record| -> Vec<_> {
+            names(record).into_iter().skip(4).map(|(stage, millis, _)| (stage, millis)).collect()
+        };
+        record.dialect = Dialect::Embeddings;
+        assert_eq!(tail(&record), [("engine_queue", 161), ("prefill", 1073), ("relay", 50)]);
+        record.dialect = Dialect::Tokenize;
+        assert_eq!(tail(&record), [("engine_other", 1235), ("relay", 50)], "its server answers that");
+        (record.dialect, record.status) = (Dialect::Chat, 400);
+        assert_eq!(tail(&record), [("engine_other", 1235), ("relay", 50)], "and refuses that");
+    }
+
+    #[test]
     fn stages_add_up_to_the_duration_however_a_request_ends() {
         let whole = fixture::stream().at;
         let reached = |n: usize| Moments {
@@ -493,7 +607,8 @@ mod tests {
         };
         assert_eq!((of(&record, "connect"), of(&record, "prefill")), (5, 193), "{:?}", names(&record));
         assert_eq!(sum(&record), record.duration());
-        record.attempts[0].expected = Some(ExpectedWait { queue: ms(30), prefill: ms(60) });
+        let expected = ExpectedWait { queue: ms(30), prefill: ms(60), ..ExpectedWait::default() };
+        record.attempts[0].expected = Some(expected);
         let times = EngineTimes { queue: Some(ms(5)), prefill: Some(ms(90)), ..EngineTimes::default() };
         record.engine = Some(times);
         let (queue, prefill) = (of(&record, "engine_queue"), of(&record, "prefill"));

@@ -546,7 +546,16 @@ impl Assignment {
     pub fn expected(&self) -> Option<ExpectedWait> {
         let Terms { wait, prefill, base, .. } = self.decision.terms;
         let is_taught = self.dispatcher.model.pool.is_taught();
-        is_taught.then(|| ExpectedWait { queue: span(wait), prefill: span(prefill + base) })
+        let parts =
+            || ExpectedWait { queue: span(wait), prefill: span(prefill + base), ..ExpectedWait::default() };
+        is_taught.then(parts)
+    }
+
+    /// The same, and what a token takes at `now` in an answer that comes whole.
+    pub fn expected_whole(&self, now: Stamp) -> Option<ExpectedWait> {
+        let estimate = self.dispatcher.model.estimate(self.decision.slot, now);
+        let per_token = estimate.itl(self.load.load.context());
+        self.expected().map(|expected| ExpectedWait { per_token, ..expected })
     }
 }
 

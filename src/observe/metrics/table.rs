@@ -76,7 +76,7 @@ families! {
             counter tenant_tokens "tokenway_tenant_tokens_total" [route, model, tenant, kind]
                 "Tokens that budgets count, by tenant and kind: input (all of the prompt), cached (the part of it found in the cache), output; estimated without the engine's usage.";
             amount tenant_seconds "tokenway_tenant_engine_seconds_total" [route, model, tenant, stage]
-                "Seconds that requests spent in the engine's prefill and decode (unary: engine_other); those of one batch share the engine.";
+                "Seconds that requests spent in the engine's prefill and decode (unpredicted: engine_other); those of one batch share the engine.";
             counter hook "tokenway_hook_calls_total" [call = &["before", "after"], outcome = HookOutcome::LABELS]
                 "Calls of [hook], before a request or after its answer: ok, refused, timeout, failed, too_large, dropped (by a full queue).";
             counter outside "tokenway_outside_requests_total" [route, pool, tenant]
