@@ -42,8 +42,8 @@ pub(super) async fn look(
         for claim in claims {
             let key = format!("{}:budget:{}", at.cluster, claim.name);
             asking.cmd("HGETALL").arg(&key);
-            let writing = if claim.written.is_none() { "HSETNX" } else { "HSET" };
-            asking.cmd(writing).arg(&key).arg(at.field).arg(written(&claim.used)).ignore();
+            let writing = if claim.written.is_none() { asking.cmd("HSETNX") } else { asking.cmd("HSET") };
+            writing.arg(&key).arg(at.field).arg(written(&claim.used)).ignore();
             asking.cmd("EXPIREAT").arg(&key).arg(claim.until.saturating_add(KEPT)).ignore();
             let key = format!("{}:budget-lease:{}", at.cluster, claim.name);
             if let Some(Wish { levels: [a, b, c, d, e, f], until, .. }) = claim.wish {

@@ -48,6 +48,8 @@ async fn check_online_tries_the_broker_and_names_what_is_wrong_with_it() {
     for command in [
         "REPLICAOF NO ONE",
         "ACL SETUSER half on >half ~* &* +@all -publish",
+        "ACL SETUSER timeless on >timeless ~* &* +@all -time",
+        "ACL SETUSER unranged on >unranged ~* &* +@all -zremrangebyscore",
         "ACL SETUSER gateway on >right ~tokenway:* &tokenway:* +@all",
         "CONFIG SET requirepass secret",
     ] {
@@ -57,12 +59,19 @@ async fn check_online_tries_the_broker_and_names_what_is_wrong_with_it() {
         ("", "it wants a password"),
         (":wrong@", "it refuses user or password"),
         ("half:half@", "PUBLISH is refused"),
+        ("timeless:timeless@", "TIME is refused"),
+        ("unranged:unranged@", "ZREMRANGEBYSCORE is refused"),
         ("gateway:right@", "answers, "),
         (":secret@", "answers, "),
     ] {
         let (code, out) = check(&replica, &format!("redis://{login}{addr}")).await;
         assert!(out.contains(found) && code == i32::from(!found.starts_with("answers")), "{login}: {out}");
-        assert!(!["wrong", "half:", "right", "secret"].iter().any(|word| out.contains(word)), "{out}");
+        assert!(
+            !["wrong", "half:", "timeless:", "unranged:", "right", "secret"]
+                .iter()
+                .any(|word| out.contains(word)),
+            "{out}"
+        );
     }
     let (code, out) = check(&replica, &format!("redis://{}", replica.addr)).await;
     assert!(code == 1 && out.contains("not usable"), "an engine is no broker: {out}");
