@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn a_replica_is_to_blame_for_a_request_that_another_one_answers() {
         let poison = PoisonRequests::default();
-        assert!(!poison.failed_alone(7, 0), "nobody has answered it");
+        assert!(!poison.failed_alone(7, 0), "no answer yet");
         poison.answered(7, 1);
         assert!(poison.failed_alone(7, 0) && poison.failed_alone(7, 2));
         assert!(!poison.failed_alone(7, 1), "it answered that itself");

@@ -72,7 +72,7 @@ pub struct Plan {
     /// Most gateways at a time that have judged this step; 0 where none has heard of another.
     #[serde(default)]
     pub gateways: u32,
-    /// An operator has said that its pool's pods are its own, though another revision was rolled back there.
+    /// Its pool's pods are its own by an operator's word, though another revision was rolled back there.
     #[serde(default)]
     pub owns_pods: bool,
 }

@@ -62,7 +62,7 @@ pub struct EngineSignals {
     pub age: Duration,
     /// Its batch limit is that of the configuration, else what the engine was seen not to exceed, else of the page.
     pub page: EnginePage,
-    /// The batch limit as somebody set it: what the engine was seen not to exceed moves with the traffic.
+    /// The batch limit as configured: what the engine was seen not to exceed moves with the traffic.
     pub set_batch_limit: Option<u64>,
 }
 

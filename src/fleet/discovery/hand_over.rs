@@ -113,7 +113,7 @@ impl Membership {
     }
 
     /// Whether a canary's baseline takes over what these have. What a source names no more is going, though it may be said by mistake: the
-    /// baseline is to be as large, and to have half of the traffic. A promoted canary is nobody's trial any more.
+    /// baseline is to be as large, and to have half of the traffic. A promoted canary is no trial any more.
     fn has_baseline_for(&self, gone: &[Arc<Replica>]) -> bool {
         let baseline: usize = self.baselines.load().iter().map(|pool| ready(&pool.replicas())).sum();
         let has_most = self.deps.canaries.any(&self.pool.name, |share| 2 * share.get() > WHOLE);

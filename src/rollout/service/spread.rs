@@ -17,7 +17,7 @@ pub(super) struct Spread {
     answering: [u64; 2],
     /// Requests of all routes, by replica.
     sent: HashMap<u64, Sent>,
-    /// Those of late at the replicas that answer, by [`Arm`].
+    /// The recent ones at the replicas that answer, by [`Arm`].
     of_late: [f64; 2],
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Spread {
 struct Sent {
     /// In all, at the last look.
     all: u64,
-    /// Of late: older ones count less.
+    /// Recently: older ones count less.
     of_late: f64,
 }
 
@@ -91,7 +91,7 @@ fn answering(latest: &VecDeque<u64>) -> Vec<u64> {
 
 /// Enough to find all of a hundred replicas, and few enough to find soon those that join.
 const LATEST: usize = 512;
-/// Enough requests to tell loads apart, and soon enough to follow them.
+/// Enough requests to distinguish loads, and soon enough to follow them.
 const LATELY: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

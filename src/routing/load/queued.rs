@@ -160,7 +160,7 @@ fn a_limit_is_let_go_once_more_than_that_run_and_none_waits() {
     target.scraped(page(4.0, 0.0), ms(20_000));
     let limits = EngineLimits { scrape_interval: Duration::from_secs(1), batch_limit: None };
     let shown = target.signals(ms(20_000), &limits).unwrap();
-    assert_eq!((shown.page.batch_limit, shown.set_batch_limit), (Some(4), None), "nobody configured it");
+    assert_eq!((shown.page.batch_limit, shown.set_batch_limit), (Some(4), None), "it is not configured");
     target.scraped(page(9.0, 2.0), ms(21_000));
     assert_eq!(target.load.batch_limit(), Some(4), "where some wait it may be full of others'");
     target.scraped(page(5.0, 0.0), ms(22_000));
