@@ -226,8 +226,10 @@ impl Scaler {
         // One more than is allowed says that what is allowed is not enough.
         let most = (most_replicas + 1).saturating_mul(per_replica);
         let (by_model, limit) = needed(&judged, typical.round_trip, most);
-        let by_model = windowed_min(&mut self.modelled, now, by_model as f64) as usize;
         let serving = ready.iter().map(|engine| engine.share.clamp(0.0, 1.0)).sum::<f64>();
+        // More than serve once that has stood.
+        let standing = windowed_min(&mut self.modelled, now, by_model as f64) as usize;
+        let by_model = by_model.min(serving.ceil() as usize).max(standing);
         // What the model does not know shows in the prediction: more than is there, at most twice as much at a time.
         let pressure = match (strictest, load.predicted_ttft) {
             (Some(bound), Some(predicted)) if bound > 0.0 => predicted.as_secs_f64() / bound,

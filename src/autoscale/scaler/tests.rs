@@ -294,16 +294,25 @@ fn others_requests_stay_as_long_as_ours_and_prompts_in_computation_are_no_others
 }
 
 #[test]
-fn what_was_learned_for_a_moment_asks_for_nothing() {
+fn what_was_learned_for_a_moment_asks_for_no_more_than_serve() {
     let mut pool = Pool::new(4, Scale::default());
-    let calm = *pool.settle(8).last().unwrap();
+    pool.settle(8);
     let usual = pool.load.typical;
     pool.load.typical = Some(Typical { prefill: 4.0, ..typical() });
-    assert_eq!(pool.run(12, 8), [calm; 12]);
+    assert_eq!(pool.run(12, 8), [4; 12]);
     pool.load.typical = usual;
-    assert_eq!(pool.run(30, 8), [calm; 30]);
-    pool.load.typical = Some(Typical { prefill: 0.4, ..typical() });
-    assert!(pool.run(20, 8)[19] > calm);
+    assert_eq!(pool.run(30, 8), [4; 30]);
+    pool.load.typical = Some(Typical { prefill: 1.0, ..typical() });
+    assert!(pool.run(20, 8)[19] > 4);
+}
+
+#[test]
+fn a_gateway_that_stood_still_takes_nothing_back() {
+    let scale = Scale { scale_down_after: Duration::ZERO, ..Scale::default() };
+    let mut pool = Pool::new(4, scale);
+    let calm = *pool.settle(8).last().unwrap();
+    pool.now += 15.0;
+    assert_eq!(pool.run(3, 8), [calm; 3]);
 }
 
 #[test]
