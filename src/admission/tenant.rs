@@ -154,8 +154,8 @@ impl TenantLimiter {
         Admission { permit, limits }
     }
 
-    /// Waits until it is known what other gateways have taken of the hard budgets of a request that was refused, at most [`PATIENCE`];
-    /// `false` where it was known.
+    /// Waits until it is known what other gateways have taken of the hard budgets of a request that was refused, at most [`LOOKS`] of at
+    /// most [`PATIENCE`]; `false` where it was known.
     pub async fn looked(&self, tenant: &Tenant, demand: &Demand<'_>) -> bool {
         let mut looks = self.sharing.subscribe();
         let awaits_look = |sharing| {
@@ -165,11 +165,12 @@ impl TenantLimiter {
         if demand.is_free || !awaits_look(*looks.borrow_and_update()) {
             return false;
         }
-        // A broker that does not answer is away soon: what holds then is for the caller. One wait for each look: where this process stands
-        // still, it misses one and no more.
+        // A broker that answers late, or not, is told of before that: what holds then is for the caller. One wait for each look, however long
+        // that takes; where this process stands still, it misses one and no more.
+        let mut missed = 0;
         for _ in 0..LOOKS {
-            let _ = tokio::time::timeout(PATIENCE / LOOKS, looks.changed()).await;
-            if !awaits_look(*looks.borrow_and_update()) {
+            missed += u32::from(tokio::time::timeout(PATIENCE, looks.changed()).await.is_err());
+            if missed > 1 || !awaits_look(*looks.borrow_and_update()) {
                 break;
             }
         }
@@ -443,7 +444,7 @@ impl TenantUse {
     }
 }
 
-/// For what other gateways have taken: a broker that answers does so within 20 ms and a round trip.
+/// For one look at what other gateways have taken: 20 ms and two round trips, or what they have is not waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Looks until another gateway has left what it does not use: one under way, one that asks, one of the other's, one that takes; and the
 /// first of a window.
@@ -514,6 +515,37 @@ mod tests {
                 let seconds = failure.retry_after().map(|wait| wait.as_secs_f64().ceil() as u64);
                 Err((failure.code().to_owned(), seconds))
             }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_request_waits_for_as_many_looks_of_a_slow_broker_as_of_a_fast_one() {
+        let budgets =
+            vec![Budget { requests: Some(1), window: Window::Day, hard: true, ..Budget::default() }];
+        let tenant = Tenant { name: "acme".into(), budgets, ..Tenant::default() };
+        // (time of a look in ms, looks that come, looks after which it is known that the broker is away; ms waited)
+        for (length, looks, away, waited) in
+            [(20, 9, 9, 100), (400, 9, 9, 2000), (400, 9, 2, 800), (20, 0, 9, 2000)]
+        {
+            let limiter = TenantLimiter::default();
+            let shared = Sharing::Shared { gateways: 2 };
+            limiter.share(shared);
+            drop(limiter.admit(&tenant, &DEMAND, at(0)));
+            let looking = async {
+                for look in 1..=looks {
+                    tokio::time::sleep(Duration::from_millis(length)).await;
+                    limiter.share(if look < away { shared } else { Sharing::Closed });
+                }
+                std::future::pending::<()>().await;
+            };
+            let clock = crate::clock::Clock::start();
+            let began = clock.now();
+            tokio::select! {
+                waits = limiter.looked(&tenant, &DEMAND) => assert!(waits),
+                () = looking => {}
+            }
+            let took = clock.now().since(began).as_millis();
+            assert!((waited..waited + 10).contains(&took), "{length} ms, {looks} looks: {took} ms");
         }
     }
 
