@@ -8,7 +8,7 @@
 //!
 //! Gateways before the same replicas share the deaths of a `[cluster]`: n of them would lose 2n engines to one request otherwise.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use dashmap::DashMap;
@@ -24,6 +24,8 @@ use crate::request::body::NO_BODY;
 pub struct PoisonRequests {
     suspects: Mutex<Vec<Suspect>>,
     deaths: DashMap<u64, Deaths>,
+    /// There was one: until then no request looks into the map, which locks each of its shards to find whether it is empty.
+    has_deaths: AtomicBool,
     /// Requests that were answered of late, each at the place that its hash says, where a later one takes it over: the hash, and in place
     /// of the bits that the place has, the slot of the replica.
     answered: Box<[AtomicU64]>,
@@ -73,6 +75,7 @@ impl Default for PoisonRequests {
         Self {
             suspects: Mutex::default(),
             deaths: DashMap::new(),
+            has_deaths: AtomicBool::new(false),
             answered: (0..ANSWERED).map(|_| AtomicU64::new(0)).collect(),
         }
     }
@@ -97,7 +100,7 @@ impl PoisonRequests {
         if let Some(place) = self.place(request) {
             place.store(request & !PLACES | slot_bits(slot), Ordering::Relaxed);
         }
-        if !self.deaths.is_empty() {
+        if self.has_deaths.load(Ordering::Relaxed) {
             self.deaths.remove(&request);
         }
     }
@@ -137,7 +140,7 @@ impl PoisonRequests {
             let is_confirmed = suspect.life.slot == slot && now.since(suspect.at) < SUSPECT_FOR;
             if is_confirmed && !self.has_answered(suspect.request) {
                 let death = Death { url, life: Some(suspect.life), at: now };
-                self.deaths.entry(suspect.request).or_default().add(death);
+                self.add(suspect.request, death);
                 confirmed.push(suspect.request);
             }
             !is_confirmed
@@ -146,16 +149,21 @@ impl PoisonRequests {
         confirmed
     }
 
+    fn add(&self, request: u64, death: Death) {
+        self.has_deaths.store(true, Ordering::Relaxed);
+        self.deaths.entry(request).or_default().add(death);
+    }
+
     /// Another gateway had this request at a replica of this URL when that died.
     pub fn heard(&self, request: u64, url: u64, now: Stamp) {
         if request != NO_BODY && !self.has_answered(request) && self.deaths.len() < MAX_SUSPECTS {
-            self.deaths.entry(request).or_default().add(Death { url, life: None, at: now });
+            self.add(request, Death { url, life: None, at: now });
         }
     }
 
     /// How much longer a request is refused; `None` below two deaths, or where it shares them with others.
     pub fn refused_for(&self, request: u64, now: Stamp) -> Option<Duration> {
-        if self.deaths.is_empty() {
+        if !self.has_deaths.load(Ordering::Relaxed) {
             return None;
         }
         let left = {
