@@ -4,6 +4,7 @@
 //! `keep_alive`. hyper has one timer for both, so phases are tracked here: an IO wrapper sees the first byte after an
 //! idle time, the service sees the complete head, a body wrapper sees the end of the response.
 
+use std::future::pending;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -16,7 +17,6 @@ use hyper::body::{Body, Frame, SizeHint};
 use prometheus::IntCounter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 
 use super::bad_request_head::{Explain, RejectionRewriter};
 use super::continues::{ContinueSignal, Continues};
@@ -35,8 +35,8 @@ pub(super) struct ConnectionPhase {
     clock: Clock,
     requests: AtomicU32,
     is_reading_head: AtomicBool,
-    /// Cancelled when the HTTP/2 preface was read.
-    http2: CancellationToken,
+    /// The HTTP/2 preface was read.
+    is_http2: AtomicBool,
     /// Its first bytes were no HTTP/2 preface.
     is_http1: AtomicBool,
     /// They begin a TLS handshake, which no HTTP does.
@@ -73,7 +73,7 @@ impl ConnectionPhase {
             clock,
             requests: AtomicU32::new(0),
             is_reading_head: AtomicBool::new(true),
-            http2: CancellationToken::new(),
+            is_http2: AtomicBool::new(false),
             is_http1: AtomicBool::new(false),
             is_tls: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
@@ -126,8 +126,10 @@ impl ConnectionPhase {
 
     /// Waits for the first request over HTTP/2, once; never returns for an HTTP/1.1 client.
     pub(super) async fn asked_over_http2(&self) {
-        self.http2.cancelled().await;
         self.asked.notified().await;
+        if !self.is_http2() {
+            pending().await
+        }
     }
 
     /// When to check again; `None` when a deadline has passed.
@@ -170,7 +172,7 @@ impl ConnectionPhase {
     /// Whether a request is under way, so that its client may have left unnoticed: hyper reads nothing while bytes of a
     /// further request wait in its buffer.
     pub(super) fn is_to_be_looked_at(&self) -> bool {
-        let is_busy = !self.is_between_requests() && !self.http2.is_cancelled();
+        let is_busy = !self.is_between_requests() && !self.is_http2();
         if is_busy {
             self.looks.store(true, Ordering::Relaxed);
         }
@@ -197,9 +199,13 @@ impl ConnectionPhase {
         self.is_http1.load(Ordering::Relaxed)
     }
 
+    fn is_http2(&self) -> bool {
+        self.is_http2.load(Ordering::Relaxed)
+    }
+
     /// Whether nothing has come yet.
     pub(super) fn is_unread(&self) -> bool {
-        !self.is_http1() && !self.http2.is_cancelled()
+        !self.is_http1() && !self.is_http2()
     }
 
     fn is_between_requests(&self) -> bool {
@@ -207,13 +213,13 @@ impl ConnectionPhase {
     }
 
     fn read(&self, bytes: &[u8]) {
-        if bytes.is_empty() || !self.is_between_requests() || self.http2.is_cancelled() {
+        if bytes.is_empty() || !self.is_between_requests() || self.is_http2() {
             return;
         }
         if self.total.load(Ordering::Relaxed) == 0 {
             // `FirstBytes` brings a preface in one read.
             if !self.is_http1() && bytes.starts_with(PREFACE) {
-                self.http2.cancel();
+                self.is_http2.store(true, Ordering::Relaxed);
             } else if !self.is_http1.swap(true, Ordering::Relaxed) {
                 self.is_tls.store(bytes.first() == Some(&TLS_HANDSHAKE), Ordering::Relaxed);
             }
@@ -463,7 +469,7 @@ impl<S: ClientStream> AsyncWrite for PhaseIo<S> {
             }
         }
         ready!(socket::poll_write_all(Pin::new(&mut this.stream), cx, &mut this.rewriter.unwritten))?;
-        if this.phase.http2.is_cancelled() {
+        if this.phase.is_http2() {
             this.continues.queue();
             ready!(socket::poll_write_all(Pin::new(&mut this.stream), cx, &mut this.continues.unwritten))?;
         }
@@ -483,7 +489,7 @@ impl<S: ClientStream> AsyncWrite for PhaseIo<S> {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         this.timeout.follow(this.stream.socket());
-        if this.phase.http2.is_cancelled() {
+        if this.phase.is_http2() {
             ready!(socket::poll_write_all(Pin::new(&mut this.stream), cx, &mut this.continues.unwritten))?;
             let written = ready!(Pin::new(&mut this.stream).poll_write_vectored(cx, bufs))?;
             let mut left = written;
