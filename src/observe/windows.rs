@@ -7,8 +7,10 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use super::history::Dimension;
-use super::latency::{LatencySeries, Measure, Newest, SeriesMap, Step, Window};
+use super::latency::{LatencySeries, LatencySlots, Measure, Newest, SeriesMap, Step, Window};
 use super::stages::StageTime;
 use crate::clock::Stamp;
 use crate::labels::{OTHER, labels};
@@ -98,7 +100,8 @@ pub struct Series {
     /// All of it.
     pub whole: LatencySeries,
     classes: [LatencySeries; Class::ALL.len()],
-    stages: ByStage<LatencySeries>,
+    /// Under one lock: a request adds to each that it reached.
+    stages: Mutex<ByStage<LatencySlots>>,
 }
 
 impl Newest for Series {
@@ -110,24 +113,40 @@ impl Newest for Series {
 impl Series {
     /// Adds the times in the stages of a request that ended `now`.
     pub fn add_stages(&self, stages: &[StageTime], now: Stamp) {
+        let mut slots = self.stages.lock();
         for time in stages {
-            self.stages[time.stage].observe(Measure::Duration, [time.duration], now);
+            slots[time.stage].add([(time.duration, 1)].into_iter(), now);
         }
     }
 
     /// Times in a stage in the slots from `oldest` to `newest`, both included.
     pub fn stage(&self, stage: Stage, step: Step, oldest: i64, newest: i64) -> Counts {
-        self.stages[stage].counts(Measure::Duration, step, oldest, newest)
+        self.stages.lock()[stage].counts(step, oldest, newest)
     }
 
     /// Its parts by their names, where every series has them; else the whole.
-    fn parts(&self, by: Option<SplitBy>) -> Vec<(Option<&'static str>, &LatencySeries)> {
+    fn views(&self, key: &WindowKey, by: Option<SplitBy>, at: (Window, Stamp)) -> Vec<SeriesView> {
         match by {
-            Some(SplitBy::Class) => Class::LABELS.iter().copied().map(Some).zip(&self.classes).collect(),
-            Some(SplitBy::Stage) => {
-                self.stages.iter().map(|(stage, of)| (Some(stage.as_str()), of)).collect()
+            Some(SplitBy::Class) => {
+                let parts = Class::LABELS.iter().zip(&self.classes);
+                parts.map(|(name, of)| SeriesView::read(key.clone(), Some((*name).into()), of, at)).collect()
             }
-            Some(SplitBy::Tenant) | None => vec![(None, &self.whole)],
+            Some(SplitBy::Stage) => {
+                let (step, oldest, newest) = at.0.ending(at.1);
+                let counts = |stage| {
+                    Measure::ALL.map(|measure| match measure {
+                        Measure::Duration => self.stage(stage, step, oldest, newest),
+                        _ => Counts::default(),
+                    })
+                };
+                let view = |stage: Stage| SeriesView {
+                    key: key.clone(),
+                    part: Some(stage.as_str().into()),
+                    counts: counts(stage),
+                };
+                Stage::ALL.into_iter().map(view).collect()
+            }
+            Some(SplitBy::Tenant) | None => vec![SeriesView::read(key.clone(), None, &self.whole, at)],
         }
     }
 }
@@ -230,19 +249,13 @@ impl Windows {
 
     /// Every series, or every part of one kind, with values in the window that ends `now`; ordered by key and name.
     pub fn read(&self, by: Option<SplitBy>, window: Window, now: Stamp) -> Vec<SeriesView> {
-        let view = |key: &WindowKey, part: Option<Arc<str>>, series: &LatencySeries| {
-            SeriesView::read(key.clone(), part, series, (window, now))
-        };
+        let at = (window, now);
         let mut views: Vec<SeriesView> = if by == Some(SplitBy::Tenant) {
             let tenants = self.tenants.collect(|_| true).into_iter();
-            tenants.map(|((key, name), series)| view(&key, Some(name), &series)).collect()
+            tenants.map(|((key, name), series)| SeriesView::read(key, Some(name), &series, at)).collect()
         } else {
             let all = self.series.collect(|_| true);
-            let of = |(key, series): &(WindowKey, Arc<Series>)| -> Vec<SeriesView> {
-                let parts = series.parts(by).into_iter();
-                parts.map(|(name, series)| view(key, name.map(Arc::from), series)).collect()
-            };
-            all.iter().flat_map(of).collect()
+            all.iter().flat_map(|(key, series)| series.views(key, by, at)).collect()
         };
         views.retain(|view| view.counts.iter().any(|counts| counts.count() > 0));
         views.sort_by(|a, b| (&a.key, &a.part).cmp(&(&b.key, &b.part)));

@@ -74,10 +74,8 @@ impl LatencySeries {
 
     /// Values of the window that ends `now`.
     pub(in crate::observe) fn window(&self, measure: Measure, window: Window, now: Stamp) -> Counts {
-        let (step, whole) = window.slots();
-        // One more than the window, because the current slot is only partly filled.
-        let newest = step.slot(now);
-        self.counts(measure, step, newest - whole, newest)
+        let (step, oldest, newest) = window.ending(now);
+        self.counts(measure, step, oldest, newest)
     }
 
     /// Whether TTFT or duration exceeds the p99 of the last [`LatencySeries::update_p99`].

@@ -1,6 +1,7 @@
 //! Look-back windows.
 
 use super::slots::Step;
+use crate::clock::Stamp;
 use crate::labels::labels;
 
 labels! {
@@ -14,11 +15,19 @@ labels! {
 
 impl Window {
     /// Its slots: their length and number.
-    pub(super) fn slots(self) -> (Step, i64) {
+    fn slots(self) -> (Step, i64) {
         match self {
             Self::Minute => (Step::TenSeconds, 6),
             Self::FiveMinutes => (Step::Minute, 5),
             Self::Hour => (Step::Minute, 60),
         }
+    }
+
+    /// Those of the window that ends `now`, the first and the last included. One more than it has, because the current slot is only partly
+    /// filled.
+    pub(in crate::observe) fn ending(self, now: Stamp) -> (Step, i64, i64) {
+        let (step, whole) = self.slots();
+        let newest = step.slot(now);
+        (step, newest - whole, newest)
     }
 }
