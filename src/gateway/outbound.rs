@@ -10,8 +10,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use http::HeaderValue;
-
 use super::attempt::{AttemptError, AttemptTimes, Deadlines, UpstreamAttempt, UpstreamResponse};
 use super::outside;
 use super::picker;
@@ -31,7 +29,7 @@ use crate::request::splice::Edits;
 use crate::request::trace_context::{self, Trace};
 use crate::units::Tokens;
 use crate::upstream::headers::{self, Credential, EngineRank, Upstream};
-use crate::upstream::http1::EngineRequest;
+use crate::upstream::http1::{EngineRequest, RequestHead};
 
 /// A request as its attempts see it.
 #[derive(Clone, Copy, Debug)]
@@ -224,15 +222,16 @@ impl Outbound<'_> {
         let (len, has_body) = (body.len(), !body.is_empty() || parts.method == http::Method::POST);
         let prepared = self.prepared;
         let own_id = prepared.table.own_id(self.identity.dialect, &prepared.share.tenant, request_id);
-        let id = HeaderValue::from_str(own_id.as_deref().unwrap_or(request_id));
-        let fields = headers::upstream_request(
+        let target = uri.path_and_query().map_or("/", |target| target.as_str());
+        let head = headers::upstream_request(
+            RequestHead::new(&parts.method, &pick.replica.identity.endpoint.base_path, target),
             &headers,
-            Upstream {
+            &Upstream {
                 host: &pick.replica.identity.host,
                 body_len: has_body.then_some(len),
-                request_id: &id.unwrap_or_else(|_| HeaderValue::from_static("none")),
-                traceparent: Some(trace_context::traceparent(trace, span)),
-                tracestate: state.and_then(|state| HeaderValue::from_str(state).ok()),
+                request_id: own_id.as_deref().unwrap_or(request_id),
+                trace: Some((trace, span)),
+                tracestate: state,
                 credential,
                 via: &self.gateway().via,
                 priority: if outside.is_some() {
@@ -248,8 +247,7 @@ impl Outbound<'_> {
                 rare: self.incoming.rare,
             },
         );
-        let uri = target(&pick.replica.identity.endpoint.base_path, &uri);
-        EngineRequest { method: parts.method.clone(), uri, fields, body }
+        EngineRequest { head, body }
     }
 }
 
@@ -427,15 +425,6 @@ pub(super) fn open_entry(
 fn patience(deadlines: &Deadlines, predicted: Option<Duration>) -> Duration {
     let deadline = deadlines.first_token.unwrap_or(deadlines.total);
     (deadline.after / 2).max(predicted.unwrap_or_default() * 3)
-}
-
-/// The client's path and query below the replica's base path, in origin form.
-fn target(base_path: &str, uri: &http::Uri) -> http::Uri {
-    let path = match uri.path_and_query() {
-        Some(path) if base_path.is_empty() => return http::Uri::from(path.clone()),
-        path => path.map_or("/", |p| p.as_str()),
-    };
-    http::Uri::try_from(format!("{base_path}{path}")).unwrap_or_default()
 }
 
 const HAS_PICK: &str = "invariant: a flight has its pick and watch until it is handed on";

@@ -110,7 +110,9 @@ async fn ask(exchange: &mut Exchange, pick: &Pick) -> Result<(response::Parts, L
         let mut lease = lease.map_err(|e| no_connection(e, Arc::clone(&replica), timeouts.connect))?;
         connected = Some(clock.now());
         let mut request = Outbound::of(&exchange.incoming, &exchange.prepared, &identity).request(pick, span);
-        request.fields.extend(upgrade());
+        for (name, value) in upgrade() {
+            request.head.push(&name, value.as_bytes());
+        }
         let name = Arc::clone(&replica);
         let closed = Failure::Replica(ReplicaFailure::ClosedBeforeHead { replica, closed: Closed::Asked });
         match tokio::time::timeout(timeouts.first_token, lease.connection.ask(request)).await {

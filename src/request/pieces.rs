@@ -36,6 +36,15 @@ impl Pieces {
     }
 }
 
+impl IntoIterator for Pieces {
+    type Item = Bytes;
+    type IntoIter = std::iter::Chain<std::iter::Once<Bytes>, std::vec::IntoIter<Bytes>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        std::iter::once(self.first).chain(self.rest.into_vec())
+    }
+}
+
 impl From<Bytes> for Pieces {
     fn from(first: Bytes) -> Self {
         Self { first, rest: Box::default() }

@@ -3,7 +3,7 @@
 //! Strict, as the recommendation asks: a header that is wrong in any byte is treated as if it had not come, and
 //! a new trace begins. Ids are made here without a tracer, because spans are built when the request has ended.
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName};
 
 use crate::digits;
 
@@ -51,16 +51,14 @@ pub fn trace_of(headers: &HeaderMap, routine: Option<f64>) -> Trace {
     }
 }
 
-/// The `traceparent` that goes upstream with the attempt whose span is `span`.
-pub fn traceparent(trace: &Trace, span: u64) -> HeaderValue {
-    let mut text = Vec::with_capacity(LENGTH);
-    text.extend_from_slice(b"00-");
-    digits::hex(&mut text, trace.trace_id, 32);
-    text.push(b'-');
-    digits::hex(&mut text, u128::from(span), 16);
-    text.push(b'-');
-    digits::hex(&mut text, u128::from(trace.flags_upstream), 2);
-    HeaderValue::try_from(text).expect("invariant: hexadecimal digits and dashes are a valid header value")
+/// Appends the `traceparent` that goes upstream with the attempt whose span is `span`.
+pub fn write_traceparent(to: &mut Vec<u8>, trace: &Trace, span: u64) {
+    to.extend_from_slice(b"00-");
+    digits::hex(to, trace.trace_id, 32);
+    to.push(b'-');
+    digits::hex(to, u128::from(span), 16);
+    to.push(b'-');
+    digits::hex(to, u128::from(trace.flags_upstream), 2);
 }
 
 /// A span id that is not zero.
@@ -147,6 +145,8 @@ const MAX_STATE: usize = 512;
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
     const ID: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -195,7 +195,9 @@ mod tests {
         assert_eq!(trace.parent, Some(0x00f0_67aa_0ba9_02b7));
         assert_eq!((trace.is_sampled_by_caller(), trace.flags_upstream), (true, 1));
         assert_eq!(trace.state.as_deref(), Some("a=1,b=2"));
-        assert_eq!(traceparent(&trace, 7), format!("00-{ID}-0000000000000007-01"));
+        let mut text = Vec::new();
+        write_traceparent(&mut text, &trace, 7);
+        assert_eq!(text, format!("00-{ID}-0000000000000007-01").as_bytes());
     }
 
     #[test]

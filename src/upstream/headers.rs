@@ -8,10 +8,12 @@ use http::StatusCode;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
+use super::http1::RequestHead;
 use crate::config::Secret;
+use crate::digits;
 use crate::request::engine_priority::EnginePriority;
 use crate::request::rare::Rare;
-use crate::request::trace_context::{TRACEPARENT, TRACESTATE};
+use crate::request::trace_context::{self, TRACEPARENT, TRACESTATE, Trace};
 
 /// Fields that the gateway sets in an upstream request.
 #[derive(Debug)]
@@ -21,11 +23,11 @@ pub(crate) struct Upstream<'a> {
     /// `Content-Length`; `None` where none is owed.
     pub body_len: Option<usize>,
     /// `x-request-id`
-    pub request_id: &'a HeaderValue,
-    /// `traceparent`
-    pub traceparent: Option<HeaderValue>,
+    pub request_id: &'a str,
+    /// `traceparent`: the trace, and the span of the attempt.
+    pub trace: Option<(&'a Trace, u64)>,
     /// `tracestate`
-    pub tracestate: Option<HeaderValue>,
+    pub tracestate: Option<&'a str>,
     pub credential: Credential<'a>,
     /// Entry appended to `Via`.
     pub via: &'a HeaderValue,
@@ -59,54 +61,57 @@ pub(crate) enum Credential<'a> {
     Replace(&'a Secret),
 }
 
-/// The fields of an upstream request. None that passes has the name of one of ours, but for `Via`.
-pub(crate) fn upstream_request(client: &HeaderMap, ours: Upstream<'_>) -> Vec<(HeaderName, HeaderValue)> {
-    let mut out = Vec::with_capacity(client.len() + 6);
-    out.push((header::HOST, ours.host.clone()));
+/// Adds the fields of an upstream request. None that passes has the name of one of ours, but for `Via`.
+pub(crate) fn upstream_request(mut to: RequestHead, client: &HeaderMap, ours: &Upstream<'_>) -> RequestHead {
+    to.push(&header::HOST, ours.host.as_bytes());
     let nominated = if ours.rare.has(Rare::CONNECTION) { nominated(client) } else { SmallVec::new() };
+    let mut cookies = SmallVec::<[&[u8]; 2]>::new();
     for (name, value) in client {
         let is_priority = *name == X_VLLM_PRIORITY && ours.priority != EnginePriority::Client;
         let is_rank = *name == DATA_PARALLEL_RANK && ours.rank != EngineRank::Client;
         let is_dropped = is_hop_by_hop(name) || nominated.contains(name) || is_priority || is_rank;
-        if !is_dropped && !is_rewritten(name, ours.credential) {
-            out.push((name.clone(), value.clone()));
+        if is_dropped || is_rewritten(name, ours.credential) {
+            continue;
+        }
+        if ours.rare.has(Rare::COOKIE) && *name == header::COOKIE {
+            cookies.push(value.as_bytes());
+        } else {
+            to.push(name, value.as_bytes());
         }
     }
-    if ours.rare.has(Rare::COOKIE) {
-        join_cookies(&mut out);
+    if !cookies.is_empty() {
+        // HTTP/2 clients may send a cookie in pieces, which HTTP/1.1 has in one line (RFC 9113 §8.2.3).
+        to.push(&header::COOKIE, &cookies.join(&b"; "[..]));
     }
-    out.push((header::ACCEPT_ENCODING, HeaderValue::from_static("identity")));
+    to.push(&header::ACCEPT_ENCODING, b"identity");
     if let Some(len) = ours.body_len {
-        out.push((header::CONTENT_LENGTH, HeaderValue::from(len)));
+        to.push_with(&header::CONTENT_LENGTH, |value| digits::int(value, len as u64));
     }
-    out.push((X_REQUEST_ID, ours.request_id.clone()));
-    out.extend(ours.traceparent.map(|value| (TRACEPARENT, value)));
-    out.extend(ours.tracestate.map(|value| (TRACESTATE, value)));
+    to.push(&X_REQUEST_ID, if is_value(ours.request_id) { ours.request_id.as_bytes() } else { b"none" });
+    if let Some((trace, span)) = ours.trace {
+        to.push_with(&TRACEPARENT, |value| trace_context::write_traceparent(value, trace, span));
+    }
+    if let Some(state) = ours.tracestate.filter(|state| is_value(state)) {
+        to.push(&TRACESTATE, state.as_bytes());
+    }
     if let EnginePriority::Ours(priority) = ours.priority {
-        out.push((X_VLLM_PRIORITY, HeaderValue::from(priority)));
+        to.push(&X_VLLM_PRIORITY, HeaderValue::from(priority).as_bytes());
     }
     if let EngineRank::Ours(rank) = ours.rank {
-        out.push((DATA_PARALLEL_RANK, HeaderValue::from(rank)));
+        to.push(&DATA_PARALLEL_RANK, HeaderValue::from(rank).as_bytes());
     }
     if let Credential::Replace(key) = ours.credential
-        && let Ok(mut value) = HeaderValue::from_str(&format!("Bearer {}", key.reveal()))
+        && is_value(key.reveal())
     {
-        value.set_sensitive(true);
-        out.push((header::AUTHORIZATION, value));
+        to.push(&header::AUTHORIZATION, format!("Bearer {}", key.reveal()).as_bytes());
     }
-    out.push((header::VIA, ours.via.clone()));
-    out
+    to.push(&header::VIA, ours.via.as_bytes());
+    to
 }
 
-/// HTTP/2 clients may send a cookie in pieces, which HTTP/1.1 has in one line (RFC 9113 §8.2.3).
-fn join_cookies(fields: &mut Vec<(HeaderName, HeaderValue)>) {
-    let cookies = fields.iter().filter(|(name, _)| *name == header::COOKIE);
-    let pieces: Vec<&[u8]> = cookies.map(|(_, value)| value.as_bytes()).collect();
-    let whole = (pieces.len() > 1).then(|| HeaderValue::from_bytes(&pieces.join(&b"; "[..])));
-    if let Some(Ok(whole)) = whole {
-        fields.retain(|(name, _)| *name != header::COOKIE);
-        fields.push((header::COOKIE, whole));
-    }
+/// Whether a text can be a field's value, as [`HeaderValue::from_str`] has it.
+fn is_value(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\t'))
 }
 
 /// Whether a request asks to become a WebSocket (RFC 6455 §4.1).
@@ -249,14 +254,15 @@ mod tests {
 
     fn send(client: &HeaderMap, credential: Credential<'_>) -> HeaderMap {
         let host = HeaderValue::from_static("replica:8001");
-        let (id, via) = (HeaderValue::from_static("r1"), HeaderValue::from_static("1.1 tokenway-1"));
-        upstream_request(
+        let via = HeaderValue::from_static("1.1 tokenway-1");
+        let head = upstream_request(
+            RequestHead::new(&http::Method::POST, "", "/"),
             client,
-            Upstream {
+            &Upstream {
                 host: &host,
                 body_len: Some(7),
-                request_id: &id,
-                traceparent: None,
+                request_id: "r1",
+                trace: None,
                 tracestate: None,
                 credential,
                 via: &via,
@@ -264,9 +270,8 @@ mod tests {
                 rank: EngineRank::Unnamed,
                 rare: Rare::of(client),
             },
-        )
-        .into_iter()
-        .collect()
+        );
+        head.fields()
     }
 
     #[test]

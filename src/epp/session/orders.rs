@@ -25,13 +25,13 @@ pub(super) fn destination(
 ) -> Vec<ProcessingResponse> {
     let is_buffered = is_buffered && end != End::Head;
     let Outgoing { destination, request } = outgoing;
-    let EngineRequest { uri, fields: after, body, .. } = request;
-    let mut changes = fields::changes(before, &after.into_iter().collect(), is_buffered);
+    let EngineRequest { head, body } = request;
+    let mut changes = fields::changes(before, &head.fields(), is_buffered);
     if let Ok(value) = HeaderValue::from_str(&destination) {
         set(&mut changes, DESTINATION, std::iter::once(&value));
     }
-    let other_path = uri.path_and_query().filter(|other| path.path_and_query() != Some(other));
-    let other_path = other_path.and_then(|other| HeaderValue::from_str(other.as_str()).ok());
+    let is_other = path.path_and_query().is_none_or(|path| path.as_str() != head.target());
+    let other_path = is_other.then(|| HeaderValue::from_str(head.target()).ok()).flatten();
     if let Some(other) = &other_path {
         set(&mut changes, ":path", std::iter::once(other));
     }

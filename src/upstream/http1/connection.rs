@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Bytes, BytesMut};
-use http::{Method, StatusCode, response};
+use http::{StatusCode, response};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::either::Either;
 use tokio_util::io::poll_read_buf;
@@ -72,10 +72,9 @@ impl Connection {
     /// # Errors
     /// [`AskError`]
     pub async fn ask(&mut self, request: EngineRequest) -> Result<response::Parts, AskError> {
-        let is_bodiless = request.method == Method::HEAD;
-        self.outgoing = Outgoing::of(&request);
+        let is_bodiless = request.head.is_head();
+        self.outgoing = Outgoing::of(request);
         (self.keeps_open, self.room) = (false, MIN_READ);
-        drop(request);
         poll_fn(|cx| self.poll_head(is_bodiless, cx)).await
     }
 

@@ -9,7 +9,9 @@ mod connection;
 mod error;
 mod framing;
 mod outgoing;
+mod request_head;
 
 pub use self::connection::Connection;
 pub use self::error::{AskError, BodyError};
 pub use self::outgoing::EngineRequest;
+pub use self::request_head::RequestHead;

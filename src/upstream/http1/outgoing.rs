@@ -5,30 +5,31 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use http::{HeaderName, HeaderValue, Method, Request, Uri};
+use http::Request;
 use smallvec::SmallVec;
 use tokio::io::AsyncWrite;
 
+use super::request_head::RequestHead;
 use crate::request::pieces::Pieces;
 
 /// A request as an engine gets it.
 #[derive(Debug, Default)]
 pub struct EngineRequest {
-    /// Its method.
-    pub method: Method,
-    /// Path and query of it are sent.
-    pub uri: Uri,
-    /// A list: they are written once, and none is looked up.
-    pub fields: Vec<(HeaderName, HeaderValue)>,
+    /// Its line and fields.
+    pub head: RequestHead,
     /// Written in as few calls as it has room for.
     pub body: Pieces,
 }
 
 impl From<Request<Bytes>> for EngineRequest {
     fn from(request: Request<Bytes>) -> Self {
-        let (head, body) = request.into_parts();
-        let fields = head.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
-        Self { method: head.method, uri: head.uri, fields, body: body.into() }
+        let (parts, body) = request.into_parts();
+        let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
+        let mut head = RequestHead::new(&parts.method, "", target);
+        for (name, value) in &parts.headers {
+            head.push(name, value.as_bytes());
+        }
+        Self { head, body: body.into() }
     }
 }
 
@@ -42,10 +43,10 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    pub(super) fn of(request: &EngineRequest) -> Self {
+    pub(super) fn of(request: EngineRequest) -> Self {
         let mut left = SmallVec::new();
-        left.push(head(request));
-        left.extend(request.body.iter().filter(|piece| !piece.is_empty()).cloned());
+        left.push(request.head.into_bytes().into());
+        left.extend(request.body.into_iter().filter(|piece| !piece.is_empty()));
         Self { left, next: 0, has_begun: false }
     }
 
@@ -95,23 +96,5 @@ impl Outgoing {
     }
 }
 
-fn head(request: &EngineRequest) -> Bytes {
-    let mut head = Vec::with_capacity(USUAL_HEAD);
-    let target = request.uri.path_and_query().map_or("/", |target| target.as_str());
-    for part in [request.method.as_str(), " ", target, " HTTP/1.1\r\n"] {
-        head.extend_from_slice(part.as_bytes());
-    }
-    for (name, value) in &request.fields {
-        head.extend_from_slice(name.as_str().as_bytes());
-        head.extend_from_slice(b": ");
-        head.extend_from_slice(value.as_bytes());
-        head.extend_from_slice(b"\r\n");
-    }
-    head.extend_from_slice(b"\r\n");
-    head.into()
-}
-
-/// Bytes of a head that are written without growing.
-const USUAL_HEAD: usize = 768;
 /// Pieces of one write.
 const MAX_SLICES: usize = 8;
