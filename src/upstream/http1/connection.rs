@@ -89,8 +89,9 @@ impl Connection {
                 Some(head) if is_interim(head.status) => continue,
                 Some(mut head) => {
                     self.has_answered = true;
-                    framing::tidy_length(&mut head).map_err(|_| AskError::InvalidHead)?;
-                    self.framing = Framing::of(&head, is_bodiless).map_err(|_| AskError::InvalidHead)?;
+                    let length = framing::tidy_length(&mut head).map_err(|_| AskError::InvalidHead)?;
+                    self.framing =
+                        Framing::of(&head, length, is_bodiless).map_err(|_| AskError::InvalidHead)?;
                     self.keeps_open = answer_head::keeps_open(&head)
                         && self.framing != Framing::ToClose
                         && head.status != StatusCode::SWITCHING_PROTOCOLS;

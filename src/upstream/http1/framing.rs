@@ -39,8 +39,12 @@ pub(super) enum Decoded {
 pub(super) struct Malformed;
 
 impl Framing {
-    /// Of the answer with this head (RFC 9112 §6.3); `is_bodiless` for one to HEAD.
-    pub(super) fn of(head: &response::Parts, is_bodiless: bool) -> Result<Self, Malformed> {
+    /// Of the answer with this head (RFC 9112 §6.3) and the length that [`tidy_length`] found; `is_bodiless` for one to HEAD.
+    pub(super) fn of(
+        head: &response::Parts,
+        found: Option<u64>,
+        is_bodiless: bool,
+    ) -> Result<Self, Malformed> {
         if is_bodiless || has_no_body(head.status) {
             return Ok(Self::Ended);
         }
@@ -51,7 +55,8 @@ impl Framing {
                 _ => Ok(Self::ToClose),
             };
         }
-        Ok(declared_length(&head.headers)?.map_or(Self::ToClose, Self::with_length))
+        let declared = if found.is_some() { found } else { declared_length(&head.headers)? };
+        Ok(declared.map_or(Self::ToClose, Self::with_length))
     }
 
     fn with_length(length: u64) -> Self {
@@ -103,18 +108,25 @@ impl Framing {
 }
 
 /// Leaves the length that a head declares as those behind us take it (RFC 9110 §8.6): once, and not with a status that has no body, whose
-/// bytes a client of HTTP/2 would miss.
-pub(super) fn tidy_length(head: &mut response::Parts) -> Result<(), Malformed> {
+/// bytes a client of HTTP/2 would miss. Returns it where it is read already.
+pub(super) fn tidy_length(head: &mut response::Parts) -> Result<Option<u64>, Malformed> {
     let headers = &mut head.headers;
     if head.status == StatusCode::NO_CONTENT {
         headers.remove(CONTENT_LENGTH);
     }
     let mut fields = headers.get_all(CONTENT_LENGTH).iter();
-    let is_once = fields.next().is_none_or(|one| !one.as_bytes().contains(&b',')) && fields.next().is_none();
-    if !is_once && let Some(length) = declared_length(headers)? {
-        headers.insert(CONTENT_LENGTH, length.into());
+    let (first, is_once) = (fields.next(), fields.next().is_none());
+    match first.map(|one| one.as_bytes()) {
+        None => Ok(None),
+        Some(one) if is_once && !one.contains(&b',') => Ok(length(one.trim_ascii())),
+        Some(_) => {
+            let declared = declared_length(headers)?;
+            if let Some(length) = declared {
+                headers.insert(CONTENT_LENGTH, length.into());
+            }
+            Ok(declared)
+        }
     }
-    Ok(())
 }
 
 fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
@@ -232,7 +244,7 @@ mod tests {
             let head = fields.iter().fold(head, |head, field| head.header(CONTENT_LENGTH, *field));
             let (mut head, ()) = head.body(()).unwrap().into_parts();
             let left = tidy_length(&mut head)
-                .map(|()| head.headers.get_all(CONTENT_LENGTH).iter().cloned().collect::<Vec<_>>());
+                .map(|_| head.headers.get_all(CONTENT_LENGTH).iter().cloned().collect::<Vec<_>>());
             let declared =
                 declared.map(|all| Vec::from_iter(all.iter().map(|one| HeaderValue::from_static(one))));
             assert_eq!(left, declared, "{status} {fields:?}");
@@ -291,8 +303,8 @@ mod tests {
                 head = head.header(*name, *value);
             }
             let (head, ()) = head.body(()).unwrap().into_parts();
-            assert_eq!(Framing::of(&head, false), expected, "{status} {fields:?}");
-            assert_eq!(Framing::of(&head, true), Ok(Framing::Ended));
+            assert_eq!(Framing::of(&head, None, false), expected, "{status} {fields:?}");
+            assert_eq!(Framing::of(&head, None, true), Ok(Framing::Ended));
         }
     }
 }
