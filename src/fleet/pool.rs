@@ -7,7 +7,7 @@ use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::{ArcSwap, ArcSwapOption, Guard};
 use tokio_util::sync::CancellationToken;
 
 use super::arrivals::Arrivals;
@@ -182,6 +182,11 @@ impl PoolState {
     /// The configuration that was applied last.
     pub fn config(&self) -> Arc<Pool> {
         self.config.load_full()
+    }
+
+    /// The same, only to be looked at here and now.
+    pub fn seen_config(&self) -> Guard<Arc<Pool>> {
+        self.config.load()
     }
 
     /// Its replicas in every state.

@@ -202,7 +202,7 @@ impl Outbound<'_> {
     /// The upstream request: framing and headers of the gateway, the prepared body.
     pub(super) fn request(&self, pick: &Pick, span: u64) -> EngineRequest {
         let Identity { request_id, trace, .. } = self.identity;
-        let config = pick.pool.config();
+        let config = pick.pool.seen_config();
         let credential = match &config.engine_api_key {
             Some(key) => Credential::Replace(key),
             None if self.prepared.table.tenants.ask_for_keys() => Credential::Remove,

@@ -283,14 +283,16 @@ impl RouteState {
 
     /// Whether an engine of it keeps cached prompts of different salts apart.
     pub fn takes_cache_salt(&self) -> bool {
-        self.pools.iter().any(|pool| pool.config().engine.takes_cache_salt())
+        self.pools.iter().any(|pool| pool.seen_config().engine.takes_cache_salt())
     }
 
     /// Whether none of its engines counts in chunks without `include_usage`.
     pub fn counts_only_beside_usage(&self) -> bool {
         // A provider's body is made from the client's own.
-        let mut pools = self.pools.iter().filter(|pool| !pool.is_outside());
-        pools.all(|pool| pool.config().engine.counts_only_beside_usage())
+        self.pools.iter().all(|pool| {
+            let config = pool.seen_config();
+            config.outside.is_some() || config.engine.counts_only_beside_usage()
+        })
     }
 
     /// Whether its requests are degraded now; `None` without a `[route.degrade]`.
