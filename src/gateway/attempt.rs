@@ -183,16 +183,17 @@ impl UpstreamAttempt {
     /// # Errors
     /// [`AttemptError`]; [`ReplicaFailure::is_unsent`] says whether the replica may have started.
     pub async fn send(&mut self, times: &mut AttemptTimes) -> Result<UpstreamResponse, AttemptError> {
-        let (watch, replica) = (Arc::clone(&self.watch), Arc::clone(&self.replica));
+        let watch = Arc::clone(&self.watch);
         // Both arms are cancel-safe: a dropped exchange closes its connection. The watchdog keeps the deadlines, because a
         // timer per request would cost more than all its clock reads.
-        tokio::select! {
+        let expiry = tokio::select! {
             biased;
-            answer = self.exchange(times) => answer,
-            expiry = poll_fn(|cx| watch.poll_expiry(cx)) => match watch.failure(expiry, replica.name()) {
-                Failure::Replica(failure) => Err(failed(failure)),
-                overdue => Err(AttemptError::Overdue(overdue)),
-            },
+            answer = self.exchange(times) => return answer,
+            expiry = poll_fn(|cx| watch.poll_expiry(cx)) => expiry,
+        };
+        match watch.failure(expiry, self.replica.name()) {
+            Failure::Replica(failure) => Err(failed(failure)),
+            overdue => Err(AttemptError::Overdue(overdue)),
         }
     }
 

@@ -15,6 +15,7 @@ use super::local::json_response;
 use super::migration::ReplicaSuccessor;
 use super::outbound::{ActiveAttempt, Identity};
 use super::prepared::Prepared;
+use super::table::RoutingTable;
 use super::{Gateway, IncomingRequest, blame, request_id, stored};
 use crate::clock::Stamp;
 use crate::digits;
@@ -180,17 +181,17 @@ fn relay(
     prepared: Box<Prepared>,
     incoming: Box<IncomingRequest>,
 ) -> (HeaderMap, ReplyBody) {
-    let gateway = &Arc::clone(&incoming.gateway);
+    let gateway = &incoming.gateway;
     // A body may never be polled: over HTTP/2 its window may be closed from the start.
     let now = gateway.clock.now();
     active.watch.waits_for_client(now);
-    let table = Arc::clone(&prepared.table);
-    let server = &table.config.server;
+    let table = &prepared.table;
     let is_stored = guard.record().dialect == Dialect::StoredResponse;
     let stored = is_stored.then(|| stored::answer(gateway, incoming.parts.uri.path()));
     let is_hidden_redirect = answer.status().is_redirection() && table.tenants.ask_for_keys();
     let redirecting = is_hidden_redirect.then(|| Arc::clone(&active.pick.replica.identity.url));
-    let finish = |record: &Record, mut headers: HeaderMap| {
+    let finish = |table: &RoutingTable, record: &Record, mut headers: HeaderMap| {
+        let server = &table.config.server;
         strip_response(&mut headers);
         if let Some(replica) = &redirecting {
             redirect_through(&mut headers, replica, &server.root_path);
@@ -203,15 +204,15 @@ fn relay(
     };
     match answer {
         UpstreamResponse::Buffered(mut answer) => {
-            let headers = finish(guard.record(), std::mem::take(&mut answer.head.headers));
+            let headers = finish(table, guard.record(), std::mem::take(&mut answer.head.headers));
             (headers, whole(gateway, guard, active, answer, stored, now))
         }
         UpstreamResponse::Stream { head, reader } => {
-            let pins = Arc::clone(&gateway.pins);
-            let heartbeat = server.heartbeat.filter(|_| prepared.carrier.is_none());
+            let (pins, table) = (Arc::clone(&gateway.pins), Arc::clone(table));
+            let heartbeat = table.config.server.heartbeat.filter(|_| prepared.carrier.is_none());
             let migration = migration(prepared, incoming, guard.record(), &active.pick);
             let mut body = StreamBody::new(reader, guard, active.pick, pins, migration, heartbeat);
-            let mut headers = finish(body.record(), head.headers);
+            let mut headers = finish(&table, body.record(), head.headers);
             strip_length(&mut headers);
             (headers, ReplyBody::Stream(Box::new(body)))
         }
@@ -236,7 +237,7 @@ fn relay(
                 // Its count stands at its end, which its client may not take.
                 record.estimated_output = output_of(record, &active.pick, &first, prepared.choices, now);
             }
-            let headers = finish(guard.record(), head.headers);
+            let headers = finish(table, guard.record(), head.headers);
             let body = LargeBody::new(first, rest, guard, active.watch, active.pick, about);
             (headers, ReplyBody::Large(Box::new(body)))
         }

@@ -85,9 +85,9 @@ impl Wake for WakeFlags {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if self.flags.fetch_or(WOKEN, Ordering::AcqRel) == 0
-            && let Some(task) = self.task.lock().clone()
+            && let Some(task) = &*self.task.lock()
         {
-            task.wake();
+            task.wake_by_ref();
         }
     }
 }

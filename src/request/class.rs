@@ -26,10 +26,10 @@ labels! {
 
 impl Class {
     /// Its name where names are shared.
-    pub(crate) fn shared_name(self) -> Arc<str> {
+    pub(crate) fn shared_name(self) -> &'static Arc<str> {
         static NAMES: LazyLock<[Arc<str>; Class::ALL.len()]> =
             LazyLock::new(|| Class::ALL.map(|class| class.as_str().into()));
-        Arc::clone(&NAMES[self as usize])
+        &NAMES[self as usize]
     }
 }
 

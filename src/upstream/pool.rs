@@ -28,7 +28,7 @@ pub struct ConnectionPool {
     clock: Clock,
     idle: Mutex<Vec<Idle>>,
     limit: Arc<Semaphore>,
-    max: Mutex<usize>,
+    max: AtomicUsize,
     /// Permits in use that are not given back: the limit was lowered meanwhile.
     surplus: AtomicUsize,
     open: AtomicU64,
@@ -58,7 +58,7 @@ impl ConnectionPool {
             clock,
             idle: Mutex::new(Vec::new()),
             limit,
-            max: Mutex::new(max_connections),
+            max: AtomicUsize::new(max_connections),
             surplus: AtomicUsize::new(0),
             open: AtomicU64::new(0),
             addresses: Mutex::new(Arc::default()),
@@ -68,8 +68,7 @@ impl ConnectionPool {
 
     /// Changes the limit. Connections in use beyond a lower one stay until their requests end.
     pub fn set_limit(&self, max_connections: usize) {
-        let mut max = self.max.lock();
-        let before = std::mem::replace(&mut *max, max_connections);
+        let before = self.max.swap(max_connections, Ordering::AcqRel);
         if let Some(more) = max_connections.checked_sub(before) {
             let repaid = (0..more).take_while(|_| self.repay()).count();
             self.limit.add_permits(more - repaid);
@@ -217,13 +216,13 @@ impl Lease {
     /// pool's limit, too: beyond it the oldest goes.
     pub fn give_back(self) {
         let Self { connection, opened, mut place } = self;
-        let pool = Arc::clone(&place.pool);
-        if !connection.is_reusable() || opened < pool.outdated.load() {
+        if !connection.is_reusable() || opened < place.pool.outdated.load() {
             return drop(connection);
         }
         place.stays_open = true;
+        let pool = &place.pool;
         let since = pool.clock.now();
-        let is_too_many = pool.open() > *pool.max.lock() as u64;
+        let is_too_many = pool.open() > pool.max.load(Ordering::Relaxed) as u64;
         let mut idle = pool.idle.lock();
         idle.push(Idle { connection, opened, since });
         if is_too_many {

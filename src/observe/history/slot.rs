@@ -261,7 +261,7 @@ impl Slot {
         let charged = charges.charged;
         let is_counted = u32::from(judgement.verdict != SloVerdict::NotCounted);
         for (dimension, name) in charges.took_part() {
-            let part = self.part(dimension, &name);
+            let part = self.part(dimension, name);
             part.requests += 1;
             part.judged += is_counted;
             part.prompt_tokens += prompt;
@@ -271,7 +271,7 @@ impl Slot {
                 part.over_expected += Mean { sum, count };
             }
             part.per_token += ttft.map_or(Mean::default(), |sum| Mean { sum, count: computed });
-            part.add_stages(judgement, |stage| charges.is_own(dimension, &name, stage), 1);
+            part.add_stages(judgement, |stage| charges.is_own(dimension, name, stage), 1);
             if let (Dimension::Replica | Dimension::Revision, Some((at, attempt))) = (dimension, charged) {
                 part.attempt(attempt, has_failed(record, at, attempt));
             }
@@ -295,9 +295,10 @@ impl Slot {
             add(&mut self.missed_in[blamed(measured)], 1);
         }
         let charges = Charges::of(record);
-        for (dimension, name) in charges.took_part().chain(charges.beside.iter().cloned()) {
-            let is_own = |stage| charges.is_own(dimension, &name, stage);
-            let part = self.part(dimension, &name);
+        let beside = charges.beside.iter().map(|(dimension, name)| (*dimension, name));
+        for (dimension, name) in charges.took_part().chain(beside) {
+            let is_own = |stage| charges.is_own(dimension, name, stage);
+            let part = self.part(dimension, name);
             part.add_stages(before, is_own, -1);
             part.add_stages(measured, is_own, 1);
         }
@@ -320,7 +321,7 @@ impl Slot {
         self.missed[late.missed as usize] += 1;
         self.missed_in[blamed] += 1;
         for (dimension, name) in took_part(late.asked.as_deref(), &late.tenant, late.class) {
-            let part = self.part(dimension, &name);
+            let part = self.part(dimension, name);
             part.judged += 1;
             part.missed_in[blamed] += 1;
         }
@@ -352,15 +353,15 @@ impl Slot {
 }
 
 /// Who took part in a request that went to this replica, if it did.
-fn took_part(
-    served: Option<&Served>,
-    tenant: &Arc<str>,
+fn took_part<'r>(
+    served: Option<&'r Served>,
+    tenant: &'r Arc<str>,
     class: Class,
-) -> impl Iterator<Item = (Dimension, Arc<str>)> + use<> {
+) -> impl Iterator<Item = (Dimension, &'r Arc<str>)> {
     let all = [
-        (Dimension::Replica, served.map(|served| Arc::clone(&served.replica))),
-        (Dimension::Revision, served.map(|served| Arc::clone(&served.revision))),
-        (Dimension::Tenant, Some(Arc::clone(tenant))),
+        (Dimension::Replica, served.map(|served| &served.replica)),
+        (Dimension::Revision, served.map(|served| &served.revision)),
+        (Dimension::Tenant, Some(tenant)),
         (Dimension::Class, Some(class.shared_name())),
     ];
     all.into_iter().filter_map(|(dimension, name)| Some((dimension, name?)))
@@ -403,7 +404,7 @@ impl<'r> Charges<'r> {
         }
     }
 
-    fn took_part(&self) -> impl Iterator<Item = (Dimension, Arc<str>)> + use<> {
+    fn took_part(&self) -> impl Iterator<Item = (Dimension, &'r Arc<str>)> + use<'r> {
         let served = self.charged.map(|(_, attempt)| &*attempt.served);
         took_part(served, &self.record.tenant, self.record.class)
     }

@@ -269,8 +269,13 @@ impl ReplicaLoad {
     /// A prompt is computed, or will not be.
     fn release(&self, placement: &Placement) {
         self.awaiting.fetch_sub(1, Ordering::Relaxed);
-        self.elsewhere.fetch_sub(u32::from(placement.is_elsewhere), Ordering::Relaxed);
-        self.bounded.fetch_sub(u32::from(placement.tpot.is_some()), Ordering::Relaxed);
+        // To add nothing locks a cache line as well.
+        if placement.is_elsewhere {
+            self.elsewhere.fetch_sub(1, Ordering::Relaxed);
+        }
+        if placement.tpot.is_some() {
+            self.bounded.fetch_sub(1, Ordering::Relaxed);
+        }
         self.tokens.fetch_sub(placement.work.tokens, Ordering::Relaxed);
         self.attention.fetch_sub(placement.work.attention, Ordering::Relaxed);
         if placement.is_followed {
@@ -324,7 +329,9 @@ impl LoadGuard {
         }
         guard.began_alone = load.inflight.fetch_add(1, Ordering::Relaxed) == 0;
         load.awaiting.fetch_add(1, Ordering::Relaxed);
-        load.bounded.fetch_add(u32::from(placement.tpot.is_some()), Ordering::Relaxed);
+        if placement.tpot.is_some() {
+            load.bounded.fetch_add(1, Ordering::Relaxed);
+        }
         load.tokens.fetch_add(placement.work.tokens, Ordering::Relaxed);
         load.attention.fetch_add(placement.work.attention, Ordering::Relaxed);
         if placement.is_followed {
@@ -333,8 +340,9 @@ impl LoadGuard {
             load.followed_tokens.fetch_add(placement.work.tokens, Ordering::Relaxed);
             load.followed_attention.fetch_add(placement.work.attention, Ordering::Relaxed);
         }
-        load.elsewhere.fetch_add(u32::from(placement.is_elsewhere), Ordering::Relaxed);
-        if !placement.is_elsewhere {
+        if placement.is_elsewhere {
+            load.elsewhere.fetch_add(1, Ordering::Relaxed);
+        } else {
             let promised = placement.prompt.saturating_sub(Tokens(placement.work.tokens));
             load.promises.sent(placement.prompt, promised);
         }
@@ -397,7 +405,9 @@ impl Drop for LoadGuard {
         if let Some(placement) = waited {
             self.load.release(&placement);
         }
-        self.load.followed.fetch_sub(u32::from(self.placement.is_followed), Ordering::Relaxed);
+        if self.placement.is_followed {
+            self.load.followed.fetch_sub(1, Ordering::Relaxed);
+        }
         self.load.inflight.fetch_sub(1, Ordering::Relaxed);
     }
 }
