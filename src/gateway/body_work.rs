@@ -59,6 +59,11 @@ impl Threads {
 }
 
 impl BodyWork {
+    /// Whether a body of this size is worked on where it is.
+    pub fn is_at_once(bytes: usize) -> bool {
+        bytes <= MAX_INLINE
+    }
+
     /// Does the work on a body of `bytes` that a tenant sent. Cancel-safe: work that has begun runs to its end and its result is dropped.
     ///
     /// # Errors
@@ -69,7 +74,7 @@ impl BodyWork {
         bytes: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Failure> {
-        if bytes <= MAX_INLINE {
+        if Self::is_at_once(bytes) {
             return Ok(work());
         }
         let (told, done) = oneshot::channel();

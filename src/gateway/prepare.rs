@@ -10,6 +10,7 @@ use http::{HeaderMap, HeaderName, Version};
 use hyper::body::Body as _;
 
 use super::apart;
+use super::body_work::BodyWork;
 use super::carrier::Carrier;
 use super::classify::{Client, classify};
 use super::models::{self, unescaped};
@@ -96,7 +97,12 @@ pub async fn prepare(
         let result = request.understand(&mut seen);
         (seen, result)
     };
-    let (seen, result) = gateway.body_work.run(tenant.name(), bytes, work).await?;
+    let (seen, result) = if BodyWork::is_at_once(bytes) {
+        work()
+    } else {
+        // Boxed: few bodies are so large, and every request would have room for the work.
+        Box::pin(gateway.body_work.run(tenant.name(), bytes, work)).await?
+    };
     let record = guard.record();
     record.requested_model = seen.requested_model;
     // A body's own id stands where no header overrides it, as in vLLM.
