@@ -8,10 +8,15 @@ use std::time::Duration;
 
 /// Appends an integer in decimal.
 pub fn int(out: &mut Vec<u8>, number: u64) {
-    if number < 10 {
-        out.push(b'0' + number as u8);
-        return;
+    match number {
+        ..10 => out.push(b'0' + number as u8),
+        ..100 => fraction::<2>(out, number),
+        ..1000 => fraction::<3>(out, number),
+        _ => long_int(out, number),
     }
+}
+
+fn long_int(out: &mut Vec<u8>, number: u64) {
     let (mut digits, mut rest, mut used) = ([b'0'; 20], number, 0);
     for digit in digits.iter_mut().rev() {
         *digit += (rest % 10) as u8;
@@ -135,7 +140,7 @@ mod tests {
 
     #[test]
     fn digits_are_those_of_the_standard_formatter() {
-        for number in [0, 1, 9, 10, 255, 4096, u64::MAX] {
+        for number in [0, 1, 9, 10, 99, 100, 255, 999, 1000, 4096, u64::MAX] {
             assert_eq!(written(|out| int(out, number)), format!("={number}"));
             assert_eq!(written(|out| hex(out, u128::from(number), 16)), format!("={number:016x}"));
             assert_eq!(written(|out| fraction::<3>(out, number)), format!("={:03}", number % 1000));
