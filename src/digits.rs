@@ -9,9 +9,9 @@ use std::time::Duration;
 /// Appends an integer in decimal.
 pub fn int(out: &mut Vec<u8>, number: u64) {
     match number {
-        ..10 => out.push(b'0' + number as u8),
-        ..100 => fraction::<2>(out, number),
-        ..1000 => fraction::<3>(out, number),
+        0..=9 => out.push(b'0' + number as u8),
+        10..=99 => fraction::<2>(out, number),
+        100..=999 => fraction::<3>(out, number),
         _ => long_int(out, number),
     }
 }

@@ -97,11 +97,10 @@ pub async fn prepare(
         let result = request.understand(&mut seen);
         (seen, result)
     };
-    let (seen, result) = if BodyWork::is_at_once(bytes) {
-        work()
-    } else {
+    let (seen, result) = match BodyWork::is_at_once(bytes) {
+        true => work(),
         // Boxed: few bodies are so large, and every request would have room for the work.
-        Box::pin(gateway.body_work.run(tenant.name(), bytes, work)).await?
+        false => Box::pin(gateway.body_work.run(tenant.name(), bytes, work)).await?,
     };
     let record = guard.record();
     record.requested_model = seen.requested_model;

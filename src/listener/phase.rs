@@ -128,7 +128,7 @@ impl ConnectionPhase {
     pub(super) async fn asked_over_http2(&self) {
         self.asked.notified().await;
         if !self.is_http2() {
-            pending().await
+            pending::<()>().await;
         }
     }
 
