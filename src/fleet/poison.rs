@@ -26,8 +26,8 @@ pub struct PoisonRequests {
     deaths: DashMap<u64, Deaths>,
     /// There was one: until then no request looks into the map, which locks each of its shards to find whether it is empty.
     has_deaths: AtomicBool,
-    /// Requests that were answered of late, each at the place that its hash says, where a later one takes it over: the hash, and in place
-    /// of the bits that the place has, the slot of the replica.
+    /// Requests that were answered recently, each at the place that its hash names, where a later one takes it over: the hash, with an
+    /// [`Answered`] in its lowest bits.
     answered: Box<[AtomicU64]>,
 }
 
@@ -97,9 +97,8 @@ impl PoisonRequests {
 
     /// The replica in this slot gave the whole answer to this request.
     pub(super) fn answered(&self, request: u64, slot: usize) {
-        if let Some(place) = self.place(request) {
-            place.store(request & !PLACES | slot_bits(slot), Ordering::Relaxed);
-        }
+        let in_a_row = self.last_answered(request).map_or(0, |last| last.in_a_row);
+        self.note(request, Answered { slot, in_a_row: (in_a_row + 1).min(IN_A_ROW) });
         if self.has_deaths.load(Ordering::Relaxed) {
             self.deaths.remove(&request);
         }
@@ -110,23 +109,25 @@ impl PoisonRequests {
         self.last_answered(request).is_some()
     }
 
-    /// The replica in this slot failed this request. Returns whether that is the replica's doing: another one was the last to answer the
-    /// request, and has not failed it since.
+    /// The replica in this slot failed this request. Returns whether that is the replica's doing: the others answer the request, one time
+    /// after the other. One that fails a request which it was the last to answer shows that it is the request's.
     pub(super) fn failed_alone(&self, request: u64, slot: usize) -> bool {
         let Some(last) = self.last_answered(request) else { return false };
-        if last & !FAILED_SINCE == slot_bits(slot) {
-            if let Some(place) = self.place(request) {
-                place.store(request & !PLACES | last | FAILED_SINCE, Ordering::Relaxed);
-            }
-            return false;
+        if last.slot == slot {
+            self.note(request, Answered { in_a_row: 0, ..last });
         }
-        last & FAILED_SINCE == 0
+        last.slot != slot && last.in_a_row >= IN_A_ROW
     }
 
-    /// The bits of the replica that answered it last, and [`FAILED_SINCE`].
-    fn last_answered(&self, request: u64) -> Option<u64> {
-        let answered = self.place(request).filter(|_| request != NO_BODY)?.load(Ordering::Relaxed);
-        (answered & !PLACES == request & !PLACES).then_some(answered & PLACES).filter(|slot| *slot > 0)
+    fn note(&self, request: u64, answered: Answered) {
+        if let Some(place) = self.place(request) {
+            place.store(request & !OWN_BITS | answered.bits(), Ordering::Relaxed);
+        }
+    }
+
+    fn last_answered(&self, request: u64) -> Option<Answered> {
+        let bits = self.place(request).filter(|_| request != NO_BODY)?.load(Ordering::Relaxed);
+        Answered::of(bits).filter(|_| bits & !OWN_BITS == request & !OWN_BITS)
     }
 
     fn place(&self, request: u64) -> Option<&AtomicU64> {
@@ -176,9 +177,24 @@ impl PoisonRequests {
     }
 }
 
-/// Never zero, which is no answer.
-fn slot_bits(slot: usize) -> u64 {
-    (slot as u64 + 1) % FAILED_SINCE
+/// Who answered a request last, and how often it was answered in a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Answered {
+    slot: usize,
+    /// Up to [`IN_A_ROW`].
+    in_a_row: u64,
+}
+
+impl Answered {
+    /// In [`OWN_BITS`], never zero, which is no answer.
+    fn bits(self) -> u64 {
+        self.in_a_row << SLOT_BITS | (self.slot as u64 + 1) & SLOTS
+    }
+
+    fn of(bits: u64) -> Option<Self> {
+        let slot = usize::try_from(bits & SLOTS).ok()?.checked_sub(1)?;
+        Some(Self { slot, in_a_row: (bits & OWN_BITS) >> SLOT_BITS })
+    }
 }
 
 /// A death is confirmed within this time of the broken attempt.
@@ -189,10 +205,14 @@ const MAX_SUSPECTS: usize = 10_000;
 const MAX_ALIKE: usize = 2;
 /// Answered requests that are remembered: 64 KiB for a pool.
 const ANSWERED: usize = 8192;
-/// The bits of a hash that its place has.
-const PLACES: u64 = ANSWERED as u64 - 1;
-/// The replica that answered a request last has failed it since: the highest of those bits, beyond any slot.
-const FAILED_SINCE: u64 = ANSWERED as u64 / 2;
+/// Answers in a row by which a request that fails elsewhere is not to blame: one that is answered half of the time has as many by chance
+/// once in 256 times.
+const IN_A_ROW: u64 = 8;
+/// There are fewer slots.
+const SLOT_BITS: u32 = 12;
+const SLOTS: u64 = (1 << SLOT_BITS) - 1;
+/// The lowest bits of a hash, most of which its place has.
+const OWN_BITS: u64 = (1 << (SLOT_BITS + 4)) - 1;
 
 #[cfg(test)]
 mod tests {
@@ -275,12 +295,16 @@ mod tests {
     fn a_replica_is_to_blame_for_a_request_that_another_one_answers() {
         let poison = PoisonRequests::default();
         assert!(!poison.failed_alone(7, 0), "no answer yet");
-        poison.answered(7, 1);
+        let answer = |times: u64| (0..times).for_each(|_| poison.answered(7, 1));
+        answer(IN_A_ROW - 1);
+        assert!(!poison.failed_alone(7, 0), "by chance");
+        answer(1);
         assert!(poison.failed_alone(7, 0) && poison.failed_alone(7, 2));
         assert!(!poison.failed_alone(7, 1), "it answered that itself");
+        answer(1);
         assert!(!poison.failed_alone(7, 0), "both fail it");
         assert!(poison.has_answered(7));
-        poison.answered(7, 1);
+        answer(IN_A_ROW);
         assert!(poison.failed_alone(7, 0), "that one answers again");
     }
 }
